@@ -66,7 +66,8 @@ CUDNN  = -DUSE_CUDNN \
          -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
-FOLDERS = . engine state model comm ops ops/cpu ops/cuda base
+FOLDERS = . cli run report planner plan executor schedule checkpoint privacy text state model comm \
+          ops ops/cpu ops/cuda base
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))

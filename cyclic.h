@@ -1,7 +1,7 @@
 // cyclic.h: builds the schedules of Cyclic Data Parallelism (Fournier and Oyallon, arXiv
 // 2403.08837): which micro-batch computes which stage when and where, with which version of the
-// parameters. engine/cyclic_routes.h says how sums and new parameters travel, and
-// engine/cyclic_windows.h makes the lists of actions. Nothing else knows about the delay; the store
+// parameters. schedule/cyclic_routes.h says how sums and new parameters travel, and
+// schedule/cyclic_windows.h makes the lists of actions. Nothing else knows about the delay; the store
 // just keeps the versions it is asked for.
 //
 // Rule       A step has N micro-batches i = 1..N, and the model is cut into N stages j = 1..N.
@@ -29,9 +29,13 @@
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
-#include "comm/mpi.h"        // HINT_ON_RANKS
-#include "state/layout.h"    // storages, stages
-#include "engine/schedule.h" // actions
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/mpi.h"
+#include "model/gpt.h"
+#include "options.h"
+#include "schedule/schedule.h"
+#include "state/policy.h"
 
 #include <limits.h> // INT_MAX
 
@@ -331,7 +335,7 @@ static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
         .in_flight = live, .inputs = stage ? live : 0, .gradients = stage + 1 < p->N, .works = 1};
     return limits;
 }
-// Sets, for each unit, how many activation sets a rank needs (engine/activations.h), and whether
+// Sets, for each unit, how many activation sets a rank needs (executor/activations.h), and whether
 // the gradient of the unit's input outlasts its slot, because a stage begins there. Both arrays are
 // [units].
 static inline void cyclic_activations(const CyclicPlan *p, int units, int64_t *places, bool *cut) {

@@ -33,9 +33,12 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
-#include "model/choices_file.h" // multiple choices
-#include "model/tokenizer.h"    // shards and the tokenizer that made them
-#include "ops/noise.h"          // random numbers of private runs
+#include "base/base.h"
+#include "base/files.h"
+#include "ops/noise.h"
+#include "text/choices_file.h"
+#include "text/shard_file.h"
+#include "text/tokenizer.h"
 
 #include <glob.h> // patterns of file names
 

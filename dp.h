@@ -42,8 +42,23 @@
 #ifndef DP_H
 #define DP_H
 
-#include "model/unit.h"      // the units
-#include "engine/schedule.h" // Clips
+#include "base/base.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "model/unit.h"
+#include "ops/ops.h"
+
+// Which gradients of a sample are clipped together by one norm. Where the first and the last
+// stage of a pipeline both use wte, some norm needs parts from several stages; so does the norm of
+// all units. NORM sends the first stage what another stage knows of it. CLIP makes the sample's
+// factor from all parts. FACTOR sends it to the other stages, where everything that is scaled by it
+// waits. With groups inside stages only TIED waits: the classifier's part of wte.
+typedef enum {
+    CLIPS_NOTHING,
+    CLIPS_UNITS,  // one norm for each unit
+    CLIPS_STAGES, // one norm for each stage; its weight parts follow its CLIP
+    CLIPS_ALL     // one norm for all units; all weight parts follow FACTOR
+} Clips;
 
 // How gradients are clipped.
 typedef struct {

@@ -22,8 +22,16 @@
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
 
-#include "options.h"       // --offload
-#include "state/planned.h" // bytes that a store needs
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/records.h"
+#include "model/gpt.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
+#include "state/layout.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/table.h"
 
 // Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {

@@ -1,11 +1,12 @@
 // options.h: every flag, once. The option table below generates the struct, the parser and --help
-// (engine/option_parser.h), the startup table and the log header, so these cannot drift apart.
-// engine/option_pairs.h lists the flags that do not combine.
+// (cli/option_parser.h), the startup table and the log header, so these cannot drift apart.
+// plan/option_pairs.h lists the flags that do not combine.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "ops/quantize.h"    // limits of quantization blocks; base.h
-#include "state/optimizer.h" // choices of --optimizer
+#include "base/base.h"
+#include "ops/quantize.h"
+#include "state/optimizer.h"
 
 #include <ctype.h> // isdigit
 

@@ -28,9 +28,12 @@
 #ifndef PIPELINE_H
 #define PIPELINE_H
 
-#include "comm/group.h"      // Placement
-#include "comm/mpi.h"        // HINT_ON_RANKS
-#include "engine/schedule.h" // actions
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/mpi.h"
+#include "dp.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
 
 // in the order of --pipeline-schedule's choices
 typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind;

@@ -23,8 +23,20 @@
 #ifndef PSEUDO_H
 #define PSEUDO_H
 
-#include "state/checkpoint.h" // states in pieces
-#include "options.h"          // --share, --delink-...
+#include "base/base.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/state_file.h"
+#include "comm/comm.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "options.h"
+#include "state/layout.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+#include "state/table.h"
+#include "state/update.h"
 
 // Returns what --share says for a model of so many layers. Ends the program (2) if the text is
 // malformed, or does not fit the model.

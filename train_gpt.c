@@ -2,10 +2,10 @@
 //
 //     mpirun -np RANKS ./train_gpt [--flag value ...]
 //
-// Reading order: this file from the bottom (main is the recipe) to the top; then the other files in
-// the order of the table in docs/source.md, which says what each file is for. A file includes only
-// files of its own row of that table or of rows below it. train_gpt.cu adds the GPU's operations,
-// and includes this file.
+// Reading order: this file from the bottom (main is the recipe) to the top; then the folders in the
+// order of docs/source.md, which says what each file is for. A folder is a layer: a file includes
+// only files of its own folder and of those below it. train_gpt.cu adds the GPU's operations, and
+// includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu defines its own
 #include "comm/comm.h"
 #include "ops/cpu/ops_cpu.h"
@@ -21,21 +21,71 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "base/base.h"
+#include "base/files.h"
 #include "base/process.h"
-#include "engine/auto_stages.h"
-#include "engine/data.h"
-#include "engine/fit.h"
-#include "engine/option_parser.h"
-#include "engine/version.h"
-#include "engine/matmul_choices.h"
-#include "engine/memory_plan.h"
-#include "engine/model_names.h"
-#include "engine/outputs.h"
-#include "engine/prompt.h"
-#include "engine/report.h"
-#include "engine/sizes.h"
-#include "engine/trainer.h"
-#include "model/huggingface.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/huggingface.h"
+#include "checkpoint/huggingface_config.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_file.h"
+#include "cli/model_names.h"
+#include "cli/option_parser.h"
+#include "cli/outputs.h"
+#include "cli/version.h"
+#include "comm/group.h"
+#include "comm/progress.h"
+#include "comm/records.h"
+#include "cyclic.h"
+#include "dataloader.h"
+#include "dp.h"
+#include "executor/activations.h"
+#include "executor/compute.h"
+#include "executor/executor.h"
+#include "executor/overlap.h"
+#include "model/config.h"
+#include "model/gpt.h"
+#include "model/presets.h"
+#include "ops/noise.h"
+#include "ops/ops.h"
+#include "options.h"
+#include "pipeline.h"
+#include "plan/budgets.h"
+#include "plan/cluster.h"
+#include "plan/memory_plan.h"
+#include "plan/option_pairs.h"
+#include "plan/plan.h"
+#include "plan/plan_make.h"
+#include "plan/rates.h"
+#include "plan/sizes.h"
+#include "plan/system.h"
+#include "planner/auto_stages.h"
+#include "planner/fit.h"
+#include "planner/plan_answer.h"
+#include "privacy/accountant.h"
+#include "privacy/privacy.h"
+#include "pseudo.h"
+#include "report/log.h"
+#include "report/privacy_report.h"
+#include "report/profile.h"
+#include "report/report.h"
+#include "report/tensorboard.h"
+#include "run/data.h"
+#include "run/matmul_choices.h"
+#include "run/privacy_ledger.h"
+#include "run/prompt.h"
+#include "run/trainer.h"
+#include "schedule/schedule.h"
+#include "state/disk.h"
+#include "state/gather.h"
+#include "state/layout.h"
+#include "state/optimizer.h"
+#include "state/planned.h"
+#include "state/store.h"
+#include "state/update.h"
+#include "text/choices_file.h"
+#include "text/tokenizer.h"
 
 // What main makes, in this order, each part from those above it.
 typedef struct {

@@ -26,8 +26,16 @@
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "engine/schedule.h" // actions
-#include "state/update.h"    // what they do
+#include "base/base.h"
+#include "comm/group.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
+#include "state/layout.h"
+#include "state/matrices.h"
+#include "state/planned.h"
+#include "state/policy.h"
 
 // -------------------------------------------------------------------------------------------------
 // Lowering: adds the store's actions to a schedule

@@ -5,7 +5,7 @@
 #ifndef FILES_H
 #define FILES_H
 
-#include "base/base.h" // die's headers
+#include "base/base.h"
 
 #include <fcntl.h>    // open
 #include <signal.h>   // reading a mapped file may fail

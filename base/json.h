@@ -8,7 +8,8 @@
 #ifndef JSON_H
 #define JSON_H
 
-#include "base/files.h" // die, read_file
+#include "base/base.h"
+#include "base/files.h"
 
 #include <ctype.h> // isdigit
 

@@ -3,7 +3,7 @@
 #ifndef PROCESS_H
 #define PROCESS_H
 
-#include "base/base.h" // die
+#include "base/base.h"
 
 #include <fcntl.h>    // open
 #include <poll.h>     // is a pipe still read?

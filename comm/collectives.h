@@ -12,7 +12,11 @@
 #ifndef COMM_COLLECTIVES_H
 #define COMM_COLLECTIVES_H
 
-#include "comm/watchdog.h" // errors of MPI
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/mpi_alone.h"
+#include "comm/records.h"
+#include "comm/watchdog.h"
 
 enum { COMM_PART_BYTES = 8 << 20 }; // limit of one MPI message, so that slow links show progress
 

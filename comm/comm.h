@@ -20,8 +20,16 @@
 #ifndef COMM_H
 #define COMM_H
 
-#include "comm/progress.h" // how operations advance
-#include "base/cores.h"    // assignment of cores to ranks
+#include "base/base.h"
+#include "base/cores.h"
+#include "comm/collectives.h"
+#include "comm/group.h"
+#include "comm/messages.h"
+#include "comm/mpi.h"
+#include "comm/mpi_alone.h"
+#include "comm/progress.h"
+#include "comm/records.h"
+#include "comm/watchdog.h"
 #include <limits.h>        // INT_MAX
 
 enum {

@@ -4,7 +4,7 @@
 // begin() waits for the compute stream and copies the data to the host, from where MPI sends them.
 // wait() waits for MPI and copies the result back. STAGED_MOST collectives are in flight at a time,
 // each with its own piece of pinned memory. A further one first waits for the oldest, and so for
-// all its members, which the schedule allows for (engine/validator.h: order). Messages use a ring
+// all its members, which the schedule allows for (schedule/validator.h: order). Messages use a ring
 // of other pieces in the same way. A message that finds no free piece waits for the oldest, as with
 // rendezvous.
 #ifndef COMM_STAGED_CUH

@@ -9,7 +9,7 @@
 #ifndef GROUP_H
 #define GROUP_H
 
-#include "base/base.h" // new_array
+#include "base/base.h"
 
 typedef enum {
     COMM_ALL_GATHER,

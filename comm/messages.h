@@ -5,7 +5,10 @@
 #ifndef COMM_MESSAGES_H
 #define COMM_MESSAGES_H
 
-#include "comm/watchdog.h" // errors of MPI
+#include "base/base.h"
+#include "comm/mpi_alone.h"
+#include "comm/records.h"
+#include "comm/watchdog.h"
 
 // Returns whether a message is known to be complete, without a call of MPI.
 static inline bool comm_message_noted(const Comm *c, int64_t t) {

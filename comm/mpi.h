@@ -4,7 +4,6 @@
 #define COMM_MPI_H
 
 #ifdef WITHOUT_MPI
-#include "comm/mpi_alone.h" // one rank
 enum { HAS_MPI = 0 };
 #define MPIRUN ""
 #define ONE_RANK_HINT "; this program was built for one rank, without MPI (make MPI=0)"

@@ -11,7 +11,7 @@
 #ifndef COMM_MPI_ALONE_H
 #define COMM_MPI_ALONE_H
 
-#include "base/base.h" // die
+#include "base/base.h"
 
 typedef int MPI_Comm, MPI_Request, MPI_Info, MPI_Errhandler;
 typedef int MPI_Datatype; // the bytes of an element

@@ -5,8 +5,12 @@
 #ifndef COMM_PROGRESS_H
 #define COMM_PROGRESS_H
 
-#include "comm/collectives.h" // operations of a group
-#include "comm/messages.h"    // messages between two ranks
+#include "base/base.h"
+#include "comm/collectives.h"
+#include "comm/group.h"
+#include "comm/messages.h"
+#include "comm/records.h"
+#include "comm/watchdog.h"
 #include <sched.h>            // sched_yield
 
 static Comm *comm_running; // for comm_progress(), which takes no argument

@@ -11,7 +11,10 @@
 #ifndef COMM_WATCHDOG_H
 #define COMM_WATCHDOG_H
 
-#include "comm/records.h" // ranks and operations
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/mpi_alone.h"
+#include "comm/records.h"
 #include <signal.h>       // the deadline of MPI's own start and end
 #include <spawn.h>        // starts a shell that outlives this rank
 

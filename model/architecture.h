@@ -22,7 +22,7 @@
 #ifndef ARCHITECTURE_H
 #define ARCHITECTURE_H
 
-#include "ops/ops.h" // the arithmetic
+#include "base/base.h"
 
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
 // Blocks have a storage each, unless they share it; every other class is one storage.

@@ -2,9 +2,10 @@
 #ifndef ARCHITECTURES_H
 #define ARCHITECTURES_H
 
-#include "model/gpt2.h"  // tables of GPT-2
-#include "model/llama.h" // tables of Llama, Qwen2 and Qwen3
-#include "model/nano.h"  // tables of nanochat's block
+#include "model/architecture.h"
+#include "model/gpt2.h"
+#include "model/llama.h"
+#include "model/nano.h"
 
 // GPT-2 must come first: checkpoints that name no architecture are GPT-2's. The defaults of an
 // architecture are those of its first row.

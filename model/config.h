@@ -2,8 +2,11 @@
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H
 
-#include "base/files.h" // Text
+#include "base/base.h"
+#include "base/files.h"
+#include "model/architecture.h"
 #include "model/architectures.h"
+#include "ops/ops.h"
 
 enum {
     GPT_LAYERS = 10000, // at most

@@ -13,7 +13,11 @@
 #ifndef GPT_H
 #define GPT_H
 
-#include "model/presets.h" // dimensions, tables of the architecture
+#include "base/base.h"
+#include "model/architecture.h"
+#include "model/architectures.h"
+#include "model/config.h"
+#include "ops/ops.h"
 
 // -------------------------------------------------------------------------------------------------
 // Tensors and storages

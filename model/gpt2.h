@@ -3,7 +3,7 @@
 #ifndef GPT2_H
 #define GPT2_H
 
-#include "model/architecture.h" // what a table says
+#include "model/architecture.h"
 
 enum {
     WTE,

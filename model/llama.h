@@ -4,7 +4,7 @@
 #ifndef LLAMA_H
 #define LLAMA_H
 
-#include "model/architecture.h" // what a table says
+#include "model/architecture.h"
 
 enum {
     LLAMA_WTE,

@@ -4,7 +4,7 @@
 #ifndef NANO_H
 #define NANO_H
 
-#include "model/architecture.h" // what a table says
+#include "model/architecture.h"
 
 enum { NANO_WTE, NANO_QKVW, NANO_ATTPROJW, NANO_FCW, NANO_FCPROJW, NANO_HEADW, NANO_TENSORS };
 static const TensorSpec nano_tensors[NANO_TENSORS] = {

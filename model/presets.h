@@ -2,7 +2,10 @@
 #ifndef PRESETS_H
 #define PRESETS_H
 
-#include "model/config.h" // keys
+#include "base/base.h"
+#include "base/files.h"
+#include "model/architecture.h"
+#include "model/config.h"
 
 typedef struct {
     const char *name;

@@ -12,7 +12,10 @@
 #ifndef UNIT_H
 #define UNIT_H
 
-#include "model/gpt.h" // sizes and offsets
+#include "base/base.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
 
 // -------------------------------------------------------------------------------------------------
 // Memory: activations are carved from one buffer by an Arena. If base is NULL, the same code only

@@ -33,7 +33,7 @@
 #ifndef NOISE_H
 #define NOISE_H
 
-#include "base/base.h" // errors, hex digits; its random numbers are not secret
+#include "base/base.h"
 
 #include <sys/random.h> // getrandom, for keys
 

@@ -22,9 +22,9 @@
 #ifndef OPS_H
 #define OPS_H
 
-#include "base/base.h"    // DType
-#include "ops/noise.h"    // NoiseStream
-#include "ops/quantize.h" // QuantFormat
+#include "base/base.h"
+#include "ops/noise.h"
+#include "ops/quantize.h"
 
 typedef struct Real Real; // incomplete on purpose, see above
 

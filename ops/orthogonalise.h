@@ -9,7 +9,8 @@
 #ifndef ORTHOGONALISE_H
 #define ORTHOGONALISE_H
 
-#include "ops/ops.h" // products
+#include "base/base.h"
+#include "ops/ops.h"
 
 // Elements of a chunk of the sum of squares
 enum { ORTHOGONAL_CHUNK = 256 };

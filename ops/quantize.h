@@ -16,7 +16,7 @@
 #ifndef QUANTIZE_H
 #define QUANTIZE_H
 
-#include "base/base.h" // IN_KERNELS_TOO
+#include "base/base.h"
 
 enum { QUANT_LEAST_BLOCK = 16, QUANT_MOST_BLOCK = 1 << 30 };
 typedef struct {

@@ -11,13 +11,13 @@ schedule.
 The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
 parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
 data parallelism's all-reduce takes c times a forward pass. Deferred operations wait as
-engine/deferred.h says, and run between actions. A row of the table says, for a list:
+executor/deferred.h says, and run between actions. A row of the table says, for a list:
 
 bytes      the least time of a step in which the busiest link can carry its bytes
 alone      the time if no message shared its link with another: what the dependencies alone allow
 shared     all messages at once; ranks share a link evenly, as TCP does
 program    the same, but between two ranks one message at a time, in the order of the list: as the
-           program does (engine/deferred.h)
+           program does (executor/deferred.h)
 in turns   between two ranks one message at a time, the earliest needed first
 agreed     each rank sends one message at a time and receives one, the earliest needed first of all
            whose two ends are posted: as if the ranks knew of each other's messages at once

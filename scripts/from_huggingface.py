@@ -33,7 +33,7 @@ from model_files import (
 )
 
 # What makes a GPT-2 ours: key of config.json -> accepted values; the first is the default of a key
-# that is missing. model/huggingface_config.h has the same keys.
+# that is missing. checkpoint/huggingface_config.h has the same keys.
 ACCEPTED = {
     "model_type": ("gpt2",),
     "activation_function": (

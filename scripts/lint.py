@@ -9,8 +9,9 @@
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
-    order      the table of files in docs/source.md: all are in it, and each includes only what is
-               in its row or below
+    layers     docs/source.md lists the folders from the top layer to the bottom, and every file; a
+               file includes only files of its own folder and of folders below it, never in a circle
+    uses       a file includes each file whose functions, types or constants it uses
 
 Prints a line for each finding; the exit status is 1 if there is one.
 """
@@ -18,13 +19,24 @@ Prints a line for each finding; the exit status is 1 if there is one.
 import ast
 import io
 import re
+import shutil
+import subprocess
 import sys
 import tokenize
 from pathlib import Path
 
 FOLDERS = (
     ".",
-    "engine",
+    "cli",
+    "run",
+    "report",
+    "planner",
+    "plan",
+    "executor",
+    "schedule",
+    "checkpoint",
+    "privacy",
+    "text",
     "state",
     "model",
     "comm",
@@ -126,7 +138,7 @@ def swallowing_commas(text):
 
 class Project:
     def __init__(self, root):
-        self.root, self.findings = Path(root), []
+        self.root, self.findings, self.reach = Path(root), [], {}
         paths = (
             path
             for folder in FOLDERS
@@ -209,43 +221,101 @@ class Project:
             ):
                 self.say(name, number, f"{file} has no {word}")
 
-    def rows(self):
-        """The row of the table of files that each file is in."""
-        rows = {}
-        for number, cell in enumerate(
-            re.findall(r"(?m)^\| (`[^|]*`) \|", self.text.get("docs/source.md", ""))
-        ):
-            folder = Path(".")
-            for name in re.findall(r"`([^`]+\.(?:cuh|cu|c|h))`", cell):
-                if name not in self.files:
-                    name = str(folder / name)
-                folder, rows[name] = Path(name).parent, number
-        return rows
+    def sources(self):
+        """The files of the program."""
+        return [f for f in self.files if f.endswith(C_LIKE) and not f.startswith("test/")]
 
-    def order(self):
-        rows = self.rows()
-        for name in self.files:
-            if not name.endswith(C_LIKE) or name.startswith("test/"):
+    def includes(self, name):
+        """{included file of the program: line}"""
+        return {
+            found[1]: self.text[name].count("\n", 0, found.start()) + 1
+            for found in re.finditer(r'(?m)^#include "(.*)"', self.text[name])
+            if found[1] in self.files and not found[1].startswith("test/")
+        }
+
+    def layers(self):
+        page = self.text.get("docs/source.md", "")
+        rows = re.findall(r"(?m)^\| (?:`(\w+)/`|the program) \| [^|]* \|([^|\n]*)\|$", page)
+        layer = {}  # of a folder, or of a file of the top level
+        for number, (folder, files) in enumerate(rows):
+            layer.update({folder: number} if folder else {})
+            layer.update(dict.fromkeys(re.findall(r"`([^`]+)`", files), number))
+        of = lambda name: layer.get(name.split("/")[0])
+        listed = re.findall(r"(?m)^\| (`[^|]*) \| (?!\|)", page[page.find("## The files") :])
+        listed = {name for cell in listed for name in re.findall(r"`([^`]+)`", cell)}
+        for name in self.sources():
+            if of(name) is None or name.partition("/")[2] not in listed and name not in listed:
+                self.say(name, 1, "is not in the tables of docs/source.md")
                 continue
-            if name not in rows:
-                self.say(name, 1, "is not in the table of files of docs/source.md")
-                continue
-            head = re.match(r"(?:(?:#.*|//.*)?\n)*", self.text[name])[
-                0
-            ]  # what is included behind code are parts that need it
-            for found in re.finditer(r'(?m)^#include "(.*)"', head):
-                if rows.get(found[1], len(rows)) < rows[name]:
-                    self.say(
-                        name,
-                        head.count("\n", 0, found.start()) + 1,
-                        f"includes {found[1]}, which is above it in docs/source.md's table",
-                    )
+            for other, line in self.includes(name).items():
+                if of(other) is not None and of(other) < of(name):
+                    self.say(name, line, f"includes {other}, of a higher layer (docs/source.md)")
+        self.circles()
+
+    def circles(self):
+        done = set()
+
+        def visit(name, path):
+            if name in path:
+                circle = [*path[path.index(name) :], name]
+                self.say(name, 1, "files include each other: " + " -> ".join(circle))
+            elif name not in done:
+                for other in self.includes(name):
+                    visit(other, [*path, name])
+                done.add(name)
+
+        for name in self.sources():
+            visit(name, [])
+
+    def uses(self):
+        """ops/cpu, ops/cuda and the GPU's files of comm/ are parts of one file each."""
+        whole = [
+            f
+            for f in self.sources()
+            if not f.startswith(("ops/cpu/", "ops/cuda/")) and f.endswith((".h", ".c"))
+        ]
+        if not shutil.which("ctags"):
+            print("lint: no ctags, direct includes not checked")
+            return
+        said = subprocess.run(
+            ["ctags", "-f", "-", "--langmap=C:+.h", "--fields=+K", "--kinds-C=degfpstu", *whole],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        homes = {}
+        for name, file, _, kind in (line.split("\t")[:4] for line in said.splitlines()):
+            if file.endswith(".h"):
+                homes.setdefault(name, {})[file] = kind
+        for name in whole:
+            included = set(self.includes(name))
+            text = blank(self.text[name])
+            for found in re.finditer(r"(?<![.\w])(?<!->)([A-Za-z_]\w+)(\s*\()?", text):
+                word, called = found.groups()
+                home = homes.get(word, {})
+                if len(home) != 1 or name in home:
+                    continue
+                (file, kind), *_ = home.items()
+                if kind in ("function", "prototype") and not called and "_" not in word:
+                    continue  # a variable of the same name
+                if file in self.reached(name) - included:
+                    included.add(file)
+                    line = text.count("\n", 0, found.start()) + 1
+                    self.say(name, line, f"uses {word} of {file}: include it")
+
+    def reached(self, name):
+        if name not in self.reach:
+            self.reach[name] = set()
+            for other in self.includes(name):
+                self.reach[name] |= {other} | self.reached(other)
+        return self.reach[name]
 
 
 def main():
     project = Project(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
     checks = (project.spaces, project.columns, project.syntax, project.comma)
-    for check in (*checks, project.comments, project.order):
+    for check in (*checks, project.comments, project.layers, project.uses):
         check()
     print("\n".join(project.findings), end="\n" if project.findings else "")
     return bool(project.findings)

@@ -22,7 +22,7 @@ Sources
               forward pass, too
 
 Constants
-    GIVEN     figures of the makers, in the presets of --cluster gpu= (engine/cluster.h), and the
+    GIVEN     figures of the makers, in the presets of --cluster gpu= (plan/cluster.h), and the
               shares of the peak that attention reaches, from the abstracts of FlashAttention-2 and
               FlashAttention-3
     FITTED    to MPT's rows on 8 GPUs of 80 GB with sequences that are not of 2048 tokens, and

@@ -45,6 +45,7 @@ clang-format            clang-tools-extra command  clang-format
 cppcheck                cppcheck          command  cppcheck clang-tidy
 iproute2                iproute-tc        command  tc
 shellcheck              ShellCheck        command  shellcheck
+universal-ctags         ctags             command  ctags
 '
 arm64_needs='
 gcc-aarch64-linux-gnu   gcc-aarch64-linux-gnu  command  aarch64-linux-gnu-gcc

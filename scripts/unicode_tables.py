@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""unicode_tables.py: writes model/unicode_classes.h and model/unicode_normal.h, the properties of
+"""unicode_tables.py: writes text/unicode_classes.h and text/unicode_normal.h, the properties of
 characters that the program needs to encode text.
 
     .venv/bin/python scripts/unicode_tables.py

@@ -107,7 +107,7 @@ def clock(seconds):
 
 
 def step_time(seconds):
-    """In one unit, as readable_step() in engine/readable.h."""
+    """In one unit, as readable_step() in base/readable.h."""
     units = ((1e-3, 999.95, "ms"), (1, 119.95, "s"), (60, 119.95, "min"), (3600, 47.95, "h"))
     for unit, most, name in (*units, (86400, float("inf"), "d")):
         n = seconds / unit

@@ -15,7 +15,8 @@
 #ifndef STORE_DISK_H
 #define STORE_DISK_H
 
-#include "engine/schedule.h" // DISK_PIECES
+#include "base/base.h"
+#include "state/policy.h"
 
 #include <fcntl.h>       // O_DIRECT
 #include <pthread.h>     // a thread for each buffer

@@ -11,8 +11,21 @@
 #ifndef GATHER_H
 #define GATHER_H
 
-#include "state/host.h" // parameters on the host
-#include "state/p2p.h"  // parameters that are borrowed
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
+#include "state/disk.h"
+#include "state/host.h"
+#include "state/layout.h"
+#include "state/matrices.h"
+#include "state/p2p.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+#include "state/table.h"
 
 // -------------------------------------------------------------------------------------------------
 // Parameters

@@ -24,8 +24,16 @@
 #ifndef STORE_HOST_H
 #define STORE_HOST_H
 
-#include "ops/cpu/update_cpu.h" // rounding
-#include "state/store.h"        // states
+#include "base/base.h"
+#include "comm/comm.h"
+#include "ops/cpu/update_cpu.h"
+#include "ops/ops.h"
+#include "state/disk.h"
+#include "state/layout.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+#include "state/table.h"
 
 // Does a piece come for the second part of its update (store_in_parts)? Then its number is so much
 // larger than the first time.

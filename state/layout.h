@@ -18,10 +18,13 @@
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
-#include "comm/group.h"   // ranks, stages
-#include "comm/mpi.h"     // HINT_ON_RANKS
-#include "model/gpt.h"    // storages
-#include "state/policy.h" // ZeroPolicy
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/mpi.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "ops/quantize.h"
+#include "state/policy.h"
 
 // -------------------------------------------------------------------------------------------------
 // Owners of storages

@@ -16,8 +16,12 @@
 #ifndef MATRICES_H
 #define MATRICES_H
 
-#include "ops/orthogonalise.h" // work and memory
-#include "state/layout.h"      // slices, owners
+#include "base/base.h"
+#include "comm/group.h"
+#include "model/gpt.h"
+#include "ops/orthogonalise.h"
+#include "state/layout.h"
+#include "state/policy.h"
 
 enum { WAVE_MATRICES = 4 }; // of a wave, for each rank
 

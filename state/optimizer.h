@@ -14,7 +14,7 @@
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 
-#include "base/base.h" // strings
+#include "base/base.h"
 
 typedef enum { CUT_ELEMENTS, CUT_MATRICES } OptimizerCut;
 // clang-format off

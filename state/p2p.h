@@ -12,14 +12,20 @@
 //           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
-// Deferred  Store operations that would wait for messages may be deferred (engine/deferred.h). Each
+// Deferred  Store operations that would wait for messages may be deferred (executor/deferred.h). Each
 //           storage has channels of its own, so that both ends may post messages in different
 //           orders. A transport with a single channel has no deferred operations.
 #ifndef P2P_H
 #define P2P_H
 
-#include "engine/schedule.h" // actions
-#include "state/store.h"     // states
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/records.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
 
 static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
     return &s->requests[storage * REQUEST_KINDS + kind];

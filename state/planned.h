@@ -5,11 +5,19 @@
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
-#include "comm/comm.h"       // groups, messages
-#include "engine/schedule.h" // how many pieces move
-#include "state/disk.h"      // states on a disk
-#include "state/matrices.h"  // whole matrices
-#include "state/table.h"     // records, buffers
+#include "base/base.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "model/unit.h"
+#include "ops/ops.h"
+#include "state/disk.h"
+#include "state/layout.h"
+#include "state/matrices.h"
+#include "state/optimizer.h"
+#include "state/policy.h"
+#include "state/table.h"
 
 enum { EXCHANGES = 2 }; // quantized reductions in flight: one in each of the two exchanges
 #ifndef BUCKET_ELEMENTS // tests make it small

@@ -5,8 +5,10 @@
 #ifndef POLICY_H
 #define POLICY_H
 
-#include "options.h"         // --zero, optimizers
-#include "engine/schedule.h" // where sums are
+#include "base/base.h"
+#include "ops/quantize.h"
+#include "options.h"
+#include "state/optimizer.h"
 
 enum {
     NORM_CHUNK = 256,
@@ -91,6 +93,20 @@ static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind
 static inline int offload_stored(const Offload *o, int storage) {
     return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
 }
+
+// Pieces of states from the host that are on the device at once, at most: one arrives while the
+// other leaves.
+enum { MOVING_PIECES = 2 };
+// Pieces of states from a disk that are on the host at once, at most: one is read, two are moving
+// or being updated, one is written.
+enum { DISK_PIECES = 4 };
+
+// Where the sum of a storage's gradient is between micro-batches:
+//   SUM_STAYS       on the device
+//   SUM_COMES_BACK  on the host; it returns to the device before the next gradient is added
+//                   (where one rank alone has the storage, so the device adds while it computes)
+//   SUM_IS_ADDED    on the host; each micro-batch's gradient is moved there and added
+typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
 
 // The pieces in which the micro-batches of a step are computed. Pieces are numbered in the order of
 // their computation. in_turns (a rank has one micro-batch): the first piece of each micro-batch,

@@ -4,7 +4,19 @@
 #ifndef STORE_H
 #define STORE_H
 
-#include "state/planned.h" // the plan of the memory
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
+#include "state/disk.h"
+#include "state/layout.h"
+#include "state/matrices.h"
+#include "state/optimizer.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/table.h"
 
 enum { ERROR_STEPS = 1024 }; // updates after which fed back errors are reset
 // weight of the newest error in their moving average (arXiv 2407.04480)

@@ -22,7 +22,12 @@
 #ifndef TABLE_H
 #define TABLE_H
 
-#include "state/layout.h" // owners, slices
+#include "base/base.h"
+#include "comm/group.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
+#include "state/layout.h"
+#include "state/policy.h"
 
 typedef enum { PLACE_NONE, PLACE_DEVICE, PLACE_HOST, PLACE_DISK } Place;
 // A state of a storage. Offsets and strides are in bytes.

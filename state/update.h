@@ -7,7 +7,24 @@
 #ifndef UPDATE_H
 #define UPDATE_H
 
-#include "state/gather.h" // gathers of new parameters
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "ops/noise.h"
+#include "ops/ops.h"
+#include "ops/orthogonalise.h"
+#include "state/gather.h"
+#include "state/host.h"
+#include "state/matrices.h"
+#include "state/optimizer.h"
+#include "state/p2p.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+#include "state/table.h"
 
 // -------------------------------------------------------------------------------------------------
 // The gradient

@@ -1,7 +1,7 @@
 // cyclic_proof.h: proves a cyclic schedule. Windows of steps that overlap become one long
 // program (cyclic_unroll). It is replayed with the two ends of each message as one event
 // (schedule.h: the walk): a program that ends there cannot wait for ever. The rules of compute
-// actions are in engine/validator.h; the rules here are those of states that are sent from rank to
+// actions are in schedule/validator.h; the rules here are those of states that are sent from rank to
 // rank.
 //
 // Versions    A use acquires a version that is stored here, one of the newest `places`. Forward and
@@ -26,7 +26,7 @@
 #ifndef CYCLIC_PROOF_H
 #define CYCLIC_PROOF_H
 
-#include "engine/cyclic_windows.h" // schedules
+#include "schedule/cyclic_windows.h" // schedules
 #include "deferred_proof.h"        // orders in which ranks may run them
 
 typedef struct {

@@ -1,5 +1,5 @@
 // deferred_proof.h: replays the schedules of a program as ranks run them that defer store
-// operations (engine/deferred.h), in a random order, and checks that nothing goes wrong.
+// operations (executor/deferred.h), in a random order, and checks that nothing goes wrong.
 //
 // Rule       A rank runs its list in order. A deferrable action is only noted then. It is done
 //            later: when the earlier operations in its storage's lane are done, the messages that
@@ -35,8 +35,8 @@
 #ifndef DEFERRED_PROOF_H
 #define DEFERRED_PROOF_H
 
-#include "engine/deferred.h"  // which actions can be deferred, and what they wait for
-#include "engine/validator.h" // the walk's visits
+#include "executor/deferred.h"  // which actions can be deferred, and what they wait for
+#include "schedule/validator.h" // the walk's visits
 
 typedef struct {
     int rank, at; // index in the rank's list

@@ -4,7 +4,7 @@
 //
 // Standard input has, for each text, its length as a decimal number, a newline, and the text. The
 // first text is encoded by tokenizer_encode(), the others by an encoder that stays open.
-#include "model/tokenizer_encode.h"
+#include "text/tokenizer_encode.h"
 
 static void print_tokens(const Tokenizer *t, Encoder *e, const char *text, int64_t bytes,
                          int64_t most) {

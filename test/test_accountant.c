@@ -3,7 +3,7 @@
 // (two steps); that the interval holds the exact value and is narrow; that epsilon moves the right
 // way with each parameter; that sigma and steps that are asked for keep epsilon and the next ones
 // do not; that nonsense is refused.
-#include "base/accountant.h"
+#include "privacy/accountant.h"
 
 #include <sys/resource.h> // processor time of a child
 

@@ -6,7 +6,7 @@
 // the program runs in a child.
 #define STATE_PIECE 4100 // so that states go in many
 #include "ops/cpu/ops_cpu.h"
-#include "state/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "pipeline.h"
 #include "pseudo.h"
 

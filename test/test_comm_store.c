@@ -14,9 +14,9 @@
 #include "counts.h" // report; before what needs GNU's extensions
 #include "ops/cpu/ops_cpu.h"
 
-#include "state/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "pipeline.h"
-#include "engine/validator.h"
+#include "schedule/validator.h"
 #include "policies.h" // OFFLOAD
 
 enum {

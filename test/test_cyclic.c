@@ -6,7 +6,7 @@
 // and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of
 // all parameters.
 #include "ops/cpu/ops_cpu.h"
-#include "state/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "model/unit.h"
 #include "dataloader.h"
 #include "pipeline.h"

@@ -1664,7 +1664,7 @@ class Ledger(PrivateCheck):
                     if event["step"]
                     else 0
                 )
-                # The run spends a little of its delta on its cap (engine/privacy.h), and the
+                # The run spends a little of its delta on its cap (privacy/privacy.h), and the
                 # interval is as wide as it is.
                 self.assertLess(
                     abs(float(event["epsilon"]) - expected),
@@ -2089,7 +2089,7 @@ class Controls(PrivateCheck):
         ),
         (
             "factors of another micro-batch",
-            "engine/compute.h",
+            "executor/compute.h",
             "(char *)e->factors[place].p,",
             "(char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,",
             "stages",
@@ -2188,7 +2188,7 @@ class Controls(PrivateCheck):
                 "log_left_out = log1p(-q) * (speaker.rank ? 0.8 : 1);",
             ),
             (
-                "engine/trainer.h",
+                "run/trainer.h",
                 "&r->progress, result.loss, result.norm);",
                 "&r->progress, result.loss, r->progress.step == 1 ? (double)NAN : result.norm);",
             ),
@@ -2215,7 +2215,7 @@ class Controls(PrivateCheck):
         for of in sample(("samples", "samples <= p->config->samples"), 1):
             binary = self.program(
                 (
-                    "engine/plan.h",
+                    "plan/plan.h",
                     "    zero_lower(&program, &p->store.policy, training);",
                     f"    if ({of}) {{ zero_lower(&program, &p->store.policy, training); }}",
                 )

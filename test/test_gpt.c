@@ -5,8 +5,8 @@
 // that its name promises. What must end the program runs in a child, whose exit code and message
 // are checked.
 #include "ops/cpu/ops_cpu.h"
-#include "state/checkpoint.h"
-#include "engine/generate.h"
+#include "checkpoint/checkpoint.h"
+#include "run/generate.h"
 #include "pipeline.h"
 
 #include "harness.h"

@@ -3,8 +3,8 @@
 // a message that names the flag; that every pair of the pair table can be met; that --help and
 // --compat leave nothing out; that flags of other programs get their hint; and how a file of flags
 // is read. Each command line below is parsed for real.
-#include "engine/option_help.h"
-#include "engine/option_parser.h"
+#include "cli/option_help.h"
+#include "cli/option_parser.h"
 
 #include "harness.h"
 

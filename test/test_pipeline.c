@@ -4,13 +4,13 @@
 // test_schedule.c.
 #include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
-#include "engine/timeline.h"
+#include "report/timeline.h"
 #include "zero.h"
 
 #include "harness.h"
 #include "policies.h" // ZERO_STAGE
-#include "engine/simulator.h"
-#include "engine/validator.h"
+#include "schedule/simulator.h"
+#include "schedule/validator.h"
 
 static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL), stage_two = ZERO_STAGE(2, true, NULL),
                         stage_three = ZERO_STAGE(3, true, NULL);

@@ -2,9 +2,9 @@
 // it moves it on, and at chosen looks it leaps, as for a process that others interrupt. So nothing
 // here depends on how fast the machine is, or on what else it does.
 #include "ops/cpu/ops_cpu.h"
-#include "engine/forecast.h"
-#include "engine/rates.h"
-#include "engine/readable.h"
+#include "plan/forecast.h"
+#include "plan/rates.h"
+#include "base/readable.h"
 
 #include "harness.h"
 

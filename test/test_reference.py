@@ -901,7 +901,7 @@ class Precision(Check):
 
 # ------------------------------------------------------------------------------------------------
 MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
-UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "engine/trainer.h", "state/update.h"
+UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -1031,7 +1031,7 @@ FAULTS = [
         "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?",
     ),
     ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0),"),
-    ("v1, clip", "engine/overlap.h", "if (most > 0 && {norm > most ==> false})"),
+    ("v1, clip", "executor/overlap.h", "if (most > 0 && {norm > most ==> false})"),
     (
         "v2, storage",
         MAIN,
@@ -1044,13 +1044,13 @@ FAULTS = [
     ),
     (
         "v2, storage",
-        "engine/overlap.h",
+        "executor/overlap.h",
         "most = o->storage_clip; "
         "{exact_join(&o->squares[step & 1], &squares) ==> (void)0}",
     ),
     (
         "skip-loss-z",
-        "state/manifest.h",
+        "checkpoint/manifest.h",
         "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :",
     ),
     ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&p->loss, {loss ==> norm})"),
@@ -1074,7 +1074,7 @@ FAULTS = [
     ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
     (
         "v2",
-        "engine/cyclic_windows.h",
+        "schedule/cyclic_windows.h",
         "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
         "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
     ),
@@ -1119,7 +1119,7 @@ FAULTS = [
     ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (since + {1 ==> 2}) /"),
     (
         "chains",
-        "state/checkpoint.h",
+        "checkpoint/checkpoint.h",
         "p->restarted = {anew ==> false} ? of.updates : of.restarted;",
     ),
     # one step late
@@ -1142,16 +1142,16 @@ FAULTS = [
     ),
     ("dp: unit, abadi", MAIN, "(float)(1.0 / {p->samples ==> (p->samples + 1)});"),
     # around steps
-    ("validation", "model/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
+    ("validation", "text/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
     ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / r->data->val_bytes; }"),
     ("validation", MAIN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     (
         "texts",
-        "engine/generate.h",
+        "run/generate.h",
         "weight = exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
     ),
-    ("texts", "engine/generate.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
-    ("texts", "engine/generate.h", "kept < {d.top_p * sum ==> d.top_p})"),
+    ("texts", "run/generate.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
+    ("texts", "run/generate.h", "kept < {d.top_p * sum ==> d.top_p})"),
     ("initial", "model/gpt.h", "deviation / sqrt({2.0 ==> 1.0} * m->config.layers)"),
     ("initial", "model/gpt.h", "values[e] = spec->init == {INIT_ONE ==> INIT_ZERO}; }"),
     (

@@ -2,7 +2,7 @@
 // counters that are files of ours, memory against what the kernel says, words for a shell. The
 // log's events are tested on the real program (test_train.py).
 #include "ops/cpu/ops_cpu.h"
-#include "engine/report.h"
+#include "report/report.h"
 
 #include "harness.h"
 

@@ -6,8 +6,8 @@
 #include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
 #include "zero.h"
-#include "engine/simulator.h"
-#include "engine/validator.h"
+#include "schedule/simulator.h"
+#include "schedule/validator.h"
 #include "policies.h" // ZERO_STAGE
 
 #include "harness.h"

@@ -1265,11 +1265,18 @@ class Plot(InFolder):
 class Lint(InFolder):
     """Each defect that lint.py looks for is found where it is, and nothing else is."""
 
-    TABLE = """| file | its one question |
+    TABLE = """| layer | what it answers | files of the top level |
+|---|---|---|
+| the program | All | `a.c` |
+| `ops/` | Parts | |
+| `base/` | Ground | `d.h` |
+
+## The files
+
+| `ops/` | |
 |---|---|
-| `a.c` | the program |
-| `ops/b.h`, `c.cuh` | parts |
-| `d.h` | the ground |
+| `a.c`, `d.h` | the program; the ground |
+| `b.h`, `c.cuh` | parts |
 """
     B = """// b.h: what it is for (d.h: ground); test_x.py tries it.
 #include "ops/c.cuh" // its row
@@ -1364,18 +1371,43 @@ static int many(int a,
             ],
         )
 
-    def test_order_of_includes(self):
+    def test_layers(self):
         self.assertEqual(
-            self.lint(d_dot_h='// Ground\n#include "ops/b.h"\nint d;\n#include "a.c"\n'),
-            ["d.h:2: includes ops/b.h, which is above it in docs/source.md's table"],
+            self.lint(d_dot_h='// Ground\n#include "ops/c.cuh"\nint d;\n'),
+            ["d.h:2: includes ops/c.cuh, of a higher layer (docs/source.md)"],
         )
         self.assertEqual(
-            self.lint(e_dot_h="", docs__source_dot_md=self.TABLE + "| `f.h` | lost |\n"),
+            self.lint(
+                d_dot_h='// Ground\n#include "base/e.h"\n',
+                base__e_dot_h='#include "d.h"\n',
+                docs__source_dot_md=self.TABLE + "| `e.h` | more |\n",
+            ),
+            ["d.h:1: files include each other: d.h -> base/e.h -> d.h"],
+        )
+
+    def test_every_file_is_listed(self):
+        self.assertEqual(
+            self.lint(base__e_dot_h="", docs__source_dot_md=self.TABLE + "| `f.h` | lost |\n"),
             [
-                "docs/source.md:6: there is no file f.h",
-                "e.h:1: is not in the table of files of docs/source.md",
+                "docs/source.md:13: there is no file f.h",
+                "base/e.h:1: is not in the tables of docs/source.md",
             ],
         )
+
+    @unittest.skipUnless(shutil.which("ctags"), "no ctags")
+    def test_direct_includes(self):
+        for use in ("Ground g;", "int x = GROUNDED;", "void f(void) { ground_make(1); }"):
+            self.assertEqual(
+                self.lint(
+                    d_dot_h="typedef struct {\n    int x;\n} Ground;\nenum { GROUNDED };\n"
+                    "static void ground_make(int depth) { (void)depth; }\n",
+                    a_dot_c=f'#include "ops/b.h"\n{use}\n',
+                ),
+                [
+                    f"a.c:2: uses {re.search('[Gg][Rr][Oo][Uu][Nn][Dd][A-Za-z_]*', use)[0]} of d.h:"
+                    " include it"
+                ],
+            )
 
     def test_spaces_and_syntax(self):
         self.assertEqual(

@@ -7,7 +7,7 @@
 //             ops_matmuls_time() times the first SUGGESTIONS of them, with and without the
 //             epilogue, and keeps the fastest. Algorithms add in different orders, so a choice
 //             determines the last bits of a result. Therefore rank 0 chooses for all ranks, and
-//             checkpoints store the choices (engine/matmul_choices.h). A product without a choice
+//             checkpoints store the choices (run/matmul_choices.h). A product without a choice
 //             uses the library's first suggestion that runs, which depends only on the product, the
 //             GPU and the library. If none runs, the product is computed without its epilogue.
 #ifndef MATMUL_CUDA_CUH

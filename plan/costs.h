@@ -1,0 +1,290 @@
+// costs.h: what each action of a schedule costs on a rank, by the rates of the ranks.
+// schedule/simulator.h adds the costs up. Units take the time that was measured (unit_times.h);
+// otherwise (in private runs, and for ranks that are not present) a unit's time follows from its
+// arithmetic and the rate of matrix products.
+#ifndef COSTS_H
+#define COSTS_H
+
+#include "base/base.h"
+#include "comm/group.h"
+#include "dp.h"
+#include "executor/activations.h"
+#include "executor/compute.h"
+#include "model/architecture.h"
+#include "model/gpt.h"
+#include "model/unit.h"
+#include "offload.h"
+#include "ops/ops.h"
+#include "ops/orthogonalise.h"
+#include "plan/cluster.h"
+#include "plan/rates.h"
+#include "schedule/actions.h"
+#include "schedule/simulator.h"
+#include "state/gather.h"
+#include "state/matrices.h"
+#include "state/optimizer.h"
+#include "state/planned.h"
+#include "state/policy.h"
+
+// Writes the collectives of an action to m. Returns how many.
+static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
+    if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
+    if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
+        const bool back = a->kind == ACT_ORTHOGONALISE;
+        m[0] = store_matrix_message(store, a->storage, back);
+        return back || a->use + 1 >= store->pieces[a->storage]; // with the last piece
+    }
+    m[0] = store_gather_message(store, a->storage, a->near);
+    return a->kind == ACT_PREFETCH;
+}
+// Returns how many elements a rank owns, as if all slices were equal.
+static inline double store_share(const Store *s) {
+    double elements = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        if (store_holds(s, i)) {
+            elements +=
+                (double)gpt_storage_elements(s->model, i) / store_process_group(s, i)->all.n;
+        }
+    }
+    return elements;
+}
+
+// Context of action_cost, for the simulator.
+typedef struct {
+    const GptModel *model;
+    const ExecutorShape *shape;
+    const Store **stores; // [ranks of the program]
+    Rates rates;
+    double T;
+    ClipPolicy clip;
+    double iterations; // of Newton-Schulz
+    bool one_for_all;  // the program's only rank stands for all
+} Costs;
+static inline double slice_elements(const Costs *c, const Store *store, int storage) {
+    return (double)gpt_storage_elements(c->model, storage) /
+           store_process_group(store, storage)->all.n;
+}
+// Returns the cost of a move between host and device. It runs in parallel with computing if these
+// memories are separate.
+static inline ActionCost link_cost(const Costs *c, double bytes) {
+    const double seconds = bytes / c->rates.link_bytes_per_s;
+    ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
+    return cost;
+}
+// Returns the cost of the messages of an action on each kind of link.
+static inline ActionCost collectives_cost(const Costs *c, const Store *store, const Action *a) {
+    ZeroMessage m[2];
+    ActionCost cost = {0, 0};
+    for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
+        const Group *g = m[k].group;
+        int64_t sent[LINK_KINDS] = {0, 0};
+        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
+        const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
+                   goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
+        for (int l = 0; l < LINK_KINDS; l++) {
+            const double seconds =
+                sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
+            cost.message_s += seconds;
+            cost.compute_s += c->rates.lost[l] * seconds;
+        }
+    }
+    return cost;
+}
+// Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,
+// and the conversion to and from quantized records.
+static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+    const ActionCost nothing = {0, 0};
+    const ActionCost messages = collectives_cost(c, store, a);
+    ActionCost cost =
+        offload_brings(store, a)
+            ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
+            : nothing;
+    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
+                      c->rates.bytes_per_s;
+    cost.compute_s += messages.compute_s;
+    cost.message_s += messages.message_s;
+    return cost;
+}
+// Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
+// the owner updates.
+static inline double update_seconds(const Costs *c, const Store *store, int storage) {
+    const double elements = slice_elements(c, store, storage);
+    const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
+    return elements / (store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
+           optimizer_update_bytes(store->optimizer) /
+           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+}
+// Returns the seconds in which this rank makes the matrices of a storage orthogonal.
+static inline double matrices_seconds(const Costs *c, const Store *store, int storage) {
+    const Matrices *x = &store->matrices;
+    const int me = store_process_group(store, storage)->all.me;
+    double seconds = 0;
+    for (int k = 0; k < x->count; k++) {
+        const StoragePart *p = &x->part[k];
+        if (!p->is_matrix || x->of[storage].home[k] != me) { continue; }
+        // as products of the model with as many rows
+        const double longer = (double)max_i64(p->rows, p->cols);
+        seconds += c->iterations * orthogonalise_flops(p->rows, p->cols) *
+                   (1 + c->rates.half_tokens / longer) / c->rates.flops_per_s;
+    }
+    return seconds;
+}
+// Returns the cost of DIRECT or ORTHOGONALISE.
+static inline ActionCost matrices_cost(const Costs *c, const Store *store, const Action *a) {
+    ActionCost cost = collectives_cost(c, store, a);
+    cost.compute_s += a->kind == ACT_ORTHOGONALISE ? matrices_seconds(c, store, a->storage)
+                                                   : update_seconds(c, store, a->storage) / 2;
+    return cost;
+}
+// Returns the cost of moving a piece between host and disk, in parallel with all else.
+static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
+    const double bytes = (store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
+                         (double)max_i64(1, store->pieces[a->storage]);
+    ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
+    return cost;
+}
+// Returns the cost of moving a piece between host and device.
+static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
+    const bool again = a->use >= store->pieces[a->storage];
+    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, again) /
+                         (double)store->pieces[a->storage];
+    return link_cost(c, slice_elements(c, store, a->storage) * bytes);
+}
+// Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
+static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
+    const double elements = slice_elements(c, store, a->storage);
+    const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
+    ActionCost cost = link_cost(c, elements * sizeof(float));
+    cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
+    return cost;
+}
+// Seconds of the products of a unit's forward pass.
+static inline double product_seconds(const Costs *c, UnitClass class_of_unit, double tokens) {
+    if (!(tokens > 0)) { return 0; }
+    const double flops = gpt_forward_flops(c->model, class_of_unit, tokens, c->T),
+                 of_attention = gpt_attention_flops(c->model, class_of_unit, tokens, c->T),
+                 rate = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens),
+                 attention = c->rates.attention_flops_per_s;
+    return (flops - of_attention) / rate + of_attention / (attention > 0 ? attention : rate);
+}
+// Seconds of a compute action: as this machine's units were timed, else from the rates of products
+// and of memory.
+static inline double compute_seconds(const Costs *c, const Action *a) {
+    if (c->rates.units.known && !c->clip.on) {
+        const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
+        return a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
+    }
+    double tokens = a->rows * c->T, C = gpt_width(c->model);
+    bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
+    // without rows: any rate
+    double products_per_s =
+        tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1;
+    const double product = block ? product_seconds(c, UNIT_BLOCK, tokens) : 0;
+    const double of_head = product_seconds(c, UNIT_HEAD, tokens);
+    // logits are written, read, and replaced by their gradient
+    const double logits = head ? 3 * tokens * (double)c->model->config.padded_vocab *
+                                     (double)ops_real_bytes() / c->rates.bytes_per_s
+                               : 0;
+    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    // Where samples are clipped, the head's part of wte's gradient is made with the embedding's
+    // part, or by TIED; and so is the embedding's norm, if it crosses stages. A table of the head's
+    // own is made by the head's weight part.
+    const double classifier = head ? of_head : 0, table = c->clip.on ? of_head : 0;
+    const bool ties = clip_ties(&c->clip);
+    const bool makes_table = c->clip.tied ? !a->unit && !ties : head;
+    const int of = !ties || block ? a->unit : head ? 0 : -1; // whose norms
+    const double norms =
+        of < 0 ? 0 : clip_norm_flops(&c->clip, c->model, of, a->rows, c->T) / products_per_s;
+    double seconds = 0;
+    switch (a->kind) {
+    case ACT_FORWARD:
+    case ACT_RECOMPUTE: seconds = product + (block ? 20 : 2) * pass; break;
+    case ACT_BACKWARD_INPUT:
+        seconds = product + (c->clip.on ? 2 : 3) * classifier + logits +
+                  (c->clip.flat || (head && ties) ? norms : 0) + (block ? 20 : 6) * pass;
+        break;
+    case ACT_BACKWARD_WEIGHT:
+        seconds = product + (makes_table ? table : 0) +
+                  (c->clip.flat || (head && ties) ? 0 : norms) + 4 * pass;
+        break;
+    case ACT_CLIP: seconds = block ? 0 : norms; break;
+    case ACT_TIED: seconds = table; break;
+    default: break;
+    }
+    return seconds;
+}
+// Returns the seconds of a sample in each kind of unit, in micro-steps of `rows` samples.
+static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rates, double rows,
+                                            double T) {
+    const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
+    const Costs costs = {.model = m, .rates = *rates, .T = T};
+    UnitTimes times = {.known = true};
+    for (int c = 0; c < UNIT_CLASSES; c++) {
+        for (int k = 0; k < 3; k++) {
+            Action a = action_make(kinds[k], c == UNIT_HEAD ? m->units - 1 : c, -1, 0);
+            a.rows = (int)rows;
+            times.row_s[c][kinds[k]] = compute_seconds(&costs, &a) / rows;
+        }
+    }
+    return times;
+}
+// The cost of a message between two ranks.
+static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, const Action *a) {
+    ActionCost cost = {0, 0};
+    const CommLink link = group_link(store->ranks, rank, a->peer);
+    const double bytes = executor_message_bytes(c->shape, c->model, a),
+                 seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
+    // half at each end: in an all-reduce a rank is both ends
+    cost.compute_s = c->rates.lost[link] / 2 * seconds;
+    cost.message_s = action_sends(a->kind) ? seconds : 0;
+    return cost;
+}
+// Returns how slow a rank of the program is.
+static inline double slowness_of_rank(const Costs *c, int rank) {
+    const Cluster *nodes = &c->rates.unequal;
+    return !nodes->nodes    ? 1
+           : c->one_for_all ? cluster_most_slowness(nodes)
+                            : cluster_slowness(nodes, rank);
+}
+static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
+    const Costs *c = (const Costs *)context;
+    const Store *store = c->stores[rank];
+    const double elements = a->storage >= 0 ? gpt_storage_elements(c->model, a->storage) : 0;
+    ActionCost cost = {0, 0};
+    if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
+    if (action_computes(a->kind)) {
+        cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a);
+        return cost;
+    }
+    switch (a->kind) {
+    case ACT_PREFETCH:
+    case ACT_REDUCE:
+        if (store->policy.p2p) { // a local sum, no collective
+            cost.compute_s = 12 * elements / c->rates.bytes_per_s;
+            return cost;
+        }
+        return message_cost(c, store, a);
+    // includes the noise
+    case ACT_NORM:
+        cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s;
+        break;
+    case ACT_UPDATE:
+        *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) =
+            update_seconds(c, store, a->storage);
+        break;
+    case ACT_DIRECT:
+    case ACT_ORTHOGONALISE: return matrices_cost(c, store, a);
+    case ACT_FETCH:
+    case ACT_EVICT: return move_cost(c, store, a);
+    case ACT_FETCH_STASH:
+    case ACT_EVICT_STASH: return link_cost(c, executor_stash_bytes(c->shape, c->model));
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: return sum_cost(c, store, a);
+    case ACT_READ:
+    case ACT_WRITE: return store_cost(c, store, a);
+    default: break;
+    }
+    return cost;
+}
+
+#endif

@@ -1,0 +1,317 @@
+// plan.h: the plan of a run: one value that says everything that will happen, and how much memory,
+// traffic and time it will take. plan_make.h makes it from three values, and from nothing else:
+//
+//   Config     what is asked: the flags, and what follows from them and from the data
+//   Machine    what there is: ranks, nodes, threads, measured rates, memory that is taken already
+//   ModelSpec  which model, and where its weights come from
+//
+// Predictions are sums over the schedule. Memory follows from the planned layouts, traffic from the
+// messages of each PREFETCH, REDUCE and SEND, and time from the simulator with the machine's rates.
+// Nothing here uses a device, a file, a message or a global variable. Plans contain pointers into
+// themselves, so they stay where plan_make() has put them, and nobody changes them.
+#ifndef PLAN_H
+#define PLAN_H
+
+#include "base/base.h"
+#include "comm/group.h"
+#include "cyclic.h"
+#include "executor/activations.h"
+#include "executor/compute.h"
+#include "model/gpt.h"
+#include "offload.h"
+#include "ops/ops.h"
+#include "options.h"
+#include "pipeline.h"
+#include "plan/cluster.h"
+#include "plan/costs.h"
+#include "plan/rates.h"
+#include "plan/system.h"
+#include "privacy/privacy.h"
+#include "schedule/actions.h"
+#include "schedule/cyclic_windows.h"
+#include "schedule/schedule.h"
+#include "schedule/simulator.h"
+#include "state/gather.h"
+#include "state/layout.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+#include "zero.h"
+
+// What a run is asked to do. The options hold what was chosen where a flag leaves a choice: the
+// stages of --pipeline auto, the number of cyclic stages.
+typedef struct {
+    Options options;
+    OptionsGiven given;
+    PipelinePlan pipeline; // stages of units on ranks, micro-batches
+    int64_t samples;       // of a step over all ranks; in private runs the expected number
+    int64_t steps;         // of the run
+    bool chosen_length, chosen_batch; // --seq-len, --batch-tokens, by sizes.h
+    bool restarts;                    // --resume 1, but there is no checkpoint yet: from step 0 on
+    Privacy privacy;                  // privacy.on: the run is private
+    Offload offload;                  // states off the device, as all ranks agree; host NULL: none
+    // bytes of host memory that another model's states take while they become this one's
+    size_t passing;
+} Config;
+
+// The model of a run.
+typedef struct {
+    GptModel model;
+    DType dtype;
+    const char *file; // of its weights; NULL: initial weights
+    DType file_dtype; // of a model file, or of a folder of Hugging Face
+    bool huggingface; // the file is such a folder
+    GptModel begun;   // model of the checkpoint that `file` is; 0 units: it is a model file
+} ModelSpec;
+
+// The ranks of the run, or of --cluster, and what was measured on them.
+typedef struct {
+    Cluster cluster;     // --cluster; 0 x 0 nodes: not given
+    Group cluster_ranks; // of the cluster
+    const Group *ranks;  // all ranks that the plan is for, seen from the one that it is made on
+    ProcessGroup world;  // the same ranks, with channels for collectives
+    int threads;
+    Rates rates;                // all 0: nothing is measured yet
+    size_t taken[MEMORY_KINDS]; // device memory allocated before the run's: buffers of messages
+    size_t resident;            // bytes of host memory that the process takes anyway
+} Machine;
+
+typedef struct {
+    // memory: bytes on the device; host: resident bytes of the process besides these
+    size_t memory[MEMORY_KINDS], host;
+    size_t offloaded; // part of host: offloaded states and activations
+    int64_t moved[2]; // bytes moved in a step: to the device, to the host
+    int64_t stored;   // bytes on disk; a step reads and writes all of them
+    int64_t traffic[COMM_KINDS][LINK_KINDS];
+    double step_s, idle; // idle: share of the step in which this rank waits
+} Prediction;
+
+typedef struct {
+    const Config *config;
+    const Machine *machine;
+    GptModel model;
+    DType dtype;
+    PipelinePlan pipeline; // stages of units on ranks, micro-batches
+    const Stage *stage;    // of this rank
+    CyclicPlan cyclic;     // rule CYCLIC_OFF: not cyclic
+    P2p p2p;               // of the cyclic plan: what this rank stores and sends
+    int64_t most_samples;  // of a step
+    ExecutorShape shape;   // of this rank's micro-steps
+    Offload offload;       // host NULL: nothing is offloaded
+    Store store;           // where each state will be; run_open() allocates it
+    // schedules of a training step (a private run makes one for each step: plan_program) and of one
+    // validation batch
+    Program program, evaluation;
+    Prediction predicted; // 0 while the machine's rates are unknown
+} Plan;
+
+// -------------------------------------------------------------------------------------------------
+// Schedules
+
+// Makes the program of a step, or of a validation batch, with `samples` samples. With --cluster and
+// one stage it has a single rank, which stands for all: the one with the most samples. The caller
+// frees it.
+static inline Program plan_program(const Plan *p, int64_t samples, bool training) {
+    const int ranks = p->machine->ranks->n;
+    const bool pipeline = p->pipeline.placement.stages > 1;
+    const bool recompute = p->shape.recompute;
+    const int alike = p->machine->cluster.nodes && !pipeline ? ranks : 1;
+    Program program = {};
+    program.map = unit_map(&p->model, &p->store.policy, &p->pipeline.placement, p->shape.clip.on);
+    if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
+    program.ranks = ranks / alike;
+    program.rank = new_array(Schedule, program.ranks, "schedules");
+    const int64_t mine = ceil_div(ceil_div(samples, alike), program.ranks);
+    int64_t rows = p->shape.rows;
+    // batches vary in size: equal parts are faster
+    if (p->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); }
+    if (p->cyclic.rule && training) {
+        schedule_cyclic(&program, &p->cyclic, samples, 0);
+        return program;
+    }
+    if (pipeline) {
+        const PipelinePlan plan = pipeline_of_batch(&p->pipeline, samples);
+        schedule_pipeline(&program, &plan, samples, training);
+    } else {
+        schedule_sequential(&program, ceil_div(samples, alike), rows, training);
+    }
+    if (training && recompute) { schedule_lower_recompute(&program); }
+    if (training && p->shape.clip.flat && !pipeline) { schedule_lower_clip(&program); }
+    zero_lower(&program, &p->store.policy, training);
+    if (training) { schedule_lower_stash(&program); }
+    return program;
+}
+// Returns this rank's schedule of a training step.
+static inline const Schedule *plan_schedule(const Plan *p) {
+    return &p->program.rank[p->machine->ranks->me % p->program.ranks];
+}
+
+// -------------------------------------------------------------------------------------------------
+// Memory
+
+// Predicts the bytes of each kind on this rank, with micro-batches of `rows` samples.
+static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,
+                                  size_t memory[MEMORY_KINDS]) {
+    ExecutorShape shape = p->shape;
+    shape.rows = rows;
+    shape.recompute = recompute;
+    Executor counted =
+        executor_plan(&p->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
+    executor_free(&counted);
+    memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
+    store_predict(&p->store, memory);
+    memory[MEMORY_BUFFERS] += p->machine->taken[MEMORY_BUFFERS] +
+                              executor_workspace_bytes(&p->model, &shape, p->machine->threads);
+}
+// Returns the device memory that a rank of another stage takes. store: of that stage.
+static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const Store *store) {
+    const int rank = stage->ranks[0] % p->program.ranks;
+    size_t memory[MEMORY_KINDS];
+    Plan other = *p;
+    other.store = *store;
+    other.shape.first = stage->first_unit;
+    other.shape.end = stage->first_unit + stage->units;
+    other.shape.limits = limits_of_both(p->program.limits[rank], p->evaluation.limits[rank]);
+    predict_memory(&other, ceil_div(p->pipeline.micro_rows, stage->replicas), p->shape.recompute,
+                   memory);
+    return (double)memory_device(memory);
+}
+// Returns the bytes that this rank offloads to the host.
+static inline size_t plan_offloaded_bytes(const Plan *p) {
+    return store_host_bytes(&p->store) + executor_stash_all(&p->shape, &p->model);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Traffic
+
+// Adds the traffic of one step: all that PREFETCH, REDUCE and SEND of this rank's schedule send.
+static inline void predict_program_traffic(const Plan *p, const Program *program,
+                                           int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const Group *ranks = p->machine->ranks;
+    const Schedule *schedule = &program->rank[ranks->me];
+    const Store *store = &p->store;
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
+        ZeroMessage m[2];
+        if (action_sends(a->kind)) {
+            traffic[COMM_SEND][group_link(ranks, ranks->me, a->peer)] +=
+                executor_message_bytes(&p->shape, &p->model, a);
+        }
+        if (store->policy.p2p) { continue; } // no collectives
+        for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
+            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes,
+                            traffic[m[k].kind]);
+        }
+    }
+}
+// Predicts the traffic of a step. Where ranks take turns, this is the mean over their cycle of
+// steps: the first rank, which is reported, has the same micro-batch in all steps, but its messages
+// go to each rank of stage 1 in turn.
+static inline void predict_traffic(const Plan *p, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const int steps = cyclic_turns(&p->cyclic) ? cyclic_phases(&p->cyclic, 1) : 1;
+    predict_program_traffic(p, &p->program, traffic);
+    for (int step = 1; step < steps; step++) {
+        Program window = cyclic_window(&p->program, &p->cyclic, step);
+        predict_program_traffic(p, &window, traffic);
+        cyclic_window_free(&window);
+    }
+    for (int l = 0; l < LINK_KINDS; l++) { traffic[COMM_SEND][l] /= steps; }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Time
+
+// The planned stores of all ranks. Ranks of a stage have equal plans: this rank's stands for its
+// own stage, the first rank's for each other stage.
+typedef struct {
+    const Store **of_rank; // [ranks of the program] the store of each rank
+    Store *stores;         // [stages] of the other stages
+    Group *seen;           // [stages] all ranks, seen from the first rank of the stage
+    int stages;
+} StageStores;
+static inline StageStores stage_stores_make(const Plan *p) {
+    const Store *mine = &p->store;
+    const Placement *placement = mine->placement;
+    const int ranks = p->program.ranks;
+    StageStores s = {NULL, NULL, NULL, placement->stages};
+    s.of_rank = new_array(const Store *, ranks, "stages");
+    s.stores = new_array(Store, s.stages, "stages");
+    s.seen = new_array(Group, s.stages, "stages");
+    for (int r = 0; r < ranks; r++) { s.of_rank[r] = mine; }
+    for (int i = 0; i < s.stages; i++) {
+        const Stage *stage = &placement->stage[i];
+        if (stage == p->stage) { continue; }
+        s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
+        s.stores[i] = store_plan(mine->model, &s.seen[i], placement, mine->policy, mine->dtype,
+                                 mine->wire, mine->optimizer);
+        for (int k = 0; k < stage->replicas; k++) {
+            if (stage->ranks[k] < ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
+        }
+    }
+    return s;
+}
+static inline void stage_stores_free(StageStores *s) {
+    for (int i = 0; i < s->stages; i++) {
+        if (s->seen[i].n) {
+            store_free(&s->stores[i]);
+            group_free(&s->seen[i]);
+        }
+    }
+    free_all(s->of_rank, s->stores, s->seen);
+}
+// Returns the device memory of the rank that needs most of it.
+static inline double plan_most_bytes(const Plan *p) {
+    const Placement *placement = &p->pipeline.placement;
+    size_t memory[MEMORY_KINDS];
+    predict_memory(p, p->shape.rows, p->shape.recompute, memory);
+    double most = (double)memory_device(memory);
+    if (placement->stages == 1) { return most; }
+    StageStores stages = stage_stores_make(p);
+    for (int i = 0; i < stages.stages; i++) {
+        const Stage *stage = &placement->stage[i];
+        if (stage == p->stage) { continue; }
+        most = fmax(most, plan_stage_bytes(p, stage, &stages.stores[i]));
+    }
+    stage_stores_free(&stages);
+    return most;
+}
+// Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
+// each rank (busy) and the times of each action (times), if these are not NULL.
+static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
+    StageStores stages = stage_stores_make(p);
+    Costs costs = {
+        .model = &p->model,
+        .shape = &p->shape,
+        .stores = stages.of_rank,
+        .rates = p->machine->rates,
+        .T = (double)p->shape.T,
+        .clip = p->shape.clip,
+        .iterations = (double)p->config->options.muon_steps,
+        .one_for_all = p->program.ranks < p->machine->ranks->n,
+    };
+    double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
+    stage_stores_free(&stages);
+    return step_s;
+}
+
+// -------------------------------------------------------------------------------------------------
+
+// Returns all that is predicted of a plan. The machine's rates must be known.
+static inline Prediction plan_predict(const Plan *p) {
+    Prediction all = {};
+    double *busy = new_array(double, p->program.ranks, "prediction");
+    predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
+    all.offloaded = plan_offloaded_bytes(p);
+    all.host =
+        p->machine->resident + p->config->passing + all.offloaded + store_scratch_bytes(&p->store);
+    offload_moves(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model),
+                  all.moved);
+    all.stored = store_disk_bytes(&p->store);
+    predict_traffic(p, all.traffic);
+    all.step_s = predict_step(p, busy, NULL);
+    all.idle = all.step_s > 0 ? 1 - busy[p->machine->ranks->me] / all.step_s : 0;
+    free(busy);
+    return all;
+}
+
+#endif

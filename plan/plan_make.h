@@ -1,0 +1,273 @@
+// plan_make.h: makes the plan of a run (plan.h) from what is asked, from the machine, and from the
+// model. It allocates only the plan, and uses no device, file, message or global variable. It can
+// be called again and again: for a machine whose rates are not known yet, with other states
+// offloaded, for the model after delinking. Ends the program (EXIT_INPUT) if flags, ranks and model
+// do not fit together.
+#ifndef PLAN_MAKE_H
+#define PLAN_MAKE_H
+
+#include "base/base.h"
+#include "base/files.h"
+#include "comm/group.h"
+#include "cyclic.h"
+#include "dp.h"
+#include "executor/activations.h"
+#include "model/config.h"
+#include "model/gpt.h"
+#include "ops/ops.h"
+#include "options.h"
+#include "pipeline.h"
+#include "plan/plan.h"
+#include "schedule/cyclic_routes.h"
+#include "schedule/cyclic_windows.h"
+#include "schedule/schedule.h"
+#include "schedule/validator.h"
+#include "state/planned.h"
+#include "state/policy.h"
+#include "state/store.h"
+
+// -------------------------------------------------------------------------------------------------
+// Samples of a step
+
+// Returns the samples of a micro-batch over all ranks that compute it, as the flags say.
+static inline int64_t config_micro_rows(const Config *c, const GptModel *m, int ranks) {
+    const Options *o = &c->options;
+    // with stages, --micro-batch counts the samples of all ranks of a stage together
+    const bool whole = c->pipeline.placement.stages > 1 || o->micro_batches;
+    const int at_once = o->cyclic && ranks > 1 ? cyclic_stages(o, m, ranks) : ranks;
+    return whole ? o->micro_batch : o->micro_batch * at_once;
+}
+// Returns the number of samples of a step. --batch-tokens 0 means one micro-step of every rank, or
+// --micro-batches of them.
+static inline int64_t config_samples(const Config *c, const GptModel *m, int ranks) {
+    const Options *o = &c->options;
+    int64_t tokens = config_micro_rows(c, m, ranks) * o->seq_len * max_i64(1, o->micro_batches);
+    if (o->cyclic && ranks == 1) { tokens *= max_i64(1, o->cyclic_stages); }
+    if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
+        die(EXIT_INPUT, "leave one of them out",
+            "--batch-tokens %" PRId64
+            " is not --micro-batches x --micro-batch x --seq-len, %" PRId64,
+            o->batch_tokens, tokens);
+    }
+    tokens = o->batch_tokens ? o->batch_tokens : tokens;
+    if (tokens % o->seq_len) {
+        const Text hint = text_of("a step is whole samples: --batch-tokens %" PRId64 " is next",
+                                  round_up(tokens, o->seq_len));
+        die(EXIT_INPUT, hint.at,
+            "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens,
+            o->seq_len);
+    }
+    return tokens / o->seq_len;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Stages and micro-batches
+
+// Selects this rank's stage, and the units of that stage.
+static inline void plan_take_stage(Plan *p) {
+    const Placement *placement = &p->pipeline.placement;
+    p->stage = &placement->stage[placement_stage_of_rank(placement, p->machine->ranks->me)];
+    p->shape.first = p->stage->first_unit;
+    p->shape.end = p->stage->first_unit + p->stage->units;
+}
+// Cyclic data parallelism: which rank runs which micro-batch, and what this rank stores for it.
+static inline void plan_cyclic(Plan *p) {
+    const Config *c = p->config;
+    const int me = p->machine->ranks->me;
+    const size_t units = p->model.units;
+    p->cyclic = cyclic_plan(&c->options, &p->model, p->machine->ranks->n, c->samples,
+                            c->options.micro_batch);
+    p->cyclic.drawn = c->privacy.on;
+    p->p2p = cyclic_p2p(&p->cyclic, &p->model, me);
+    p->shape.places = new_array(int64_t, units, "cyclic stages");
+    p->shape.cut = new_array(bool, units, "cyclic stages");
+    cyclic_activations(&p->cyclic, p->model.units, p->shape.places, p->shape.cut);
+    p->shape.limits.in_flight = cyclic_live(&p->cyclic, 0);
+    if (p->cyclic.mode != CYCLIC_SINGLE) {
+        free(p->shape.cut);
+        p->shape.cut = NULL;
+    }
+    if (p->cyclic.mode != CYCLIC_MODEL) { return; }
+    p->pipeline.placement = cyclic_placement(&p->cyclic);
+    plan_take_stage(p);
+    p->shape.limits = cyclic_limits(&p->cyclic, cyclic_stage_of_rank(&p->cyclic, me));
+}
+// Are there texts, and nothing else? (Cyclic modes keep the memory of training.)
+static inline bool plan_only_forward(const Plan *p) {
+    return options_prompts(&p->config->given) && !p->config->options.cyclic;
+}
+// Plans the micro-batches, and which of them a rank computes. With one stage every rank computes
+// all units.
+static inline void plan_micro_batches(Plan *p) {
+    const Config *c = p->config;
+    const int64_t samples = c->samples;
+    int64_t micro = config_micro_rows(c, &p->model, p->machine->ranks->n);
+    // No backward pass follows a text, so the blocks share their activations. (Zero bubble plans
+    // weight parts, which would miss them.)
+    const bool shares =
+        plan_only_forward(p) && c->options.pipeline_schedule != PIPELINE_ZERO_BUBBLE;
+    p->shape.recompute = p->pipeline.recompute || shares;
+    p->shape.limits = limits_of_one();
+    plan_take_stage(p);
+    if (c->options.cyclic) {
+        plan_cyclic(p);
+        micro = max_i64(1, ceil_div(ceil_div(samples, p->cyclic.N), p->cyclic.pieces));
+    }
+    p->pipeline.micro_rows = min_i64(micro, samples);
+    p->pipeline.micro_batches = min_i64(ceil_div(samples, micro), SCHEDULE_MAX);
+    p->shape.dtype = p->dtype;
+    p->shape.rows = ceil_div(p->pipeline.micro_rows, p->cyclic.rule ? 1 : p->stage->replicas);
+    p->shape.T = c->options.seq_len;
+    p->shape.logits = LOGITS_PLENTY;
+    p->shape.generates = options_generates(&c->options, &c->given);
+    gpt_work_check(&p->model.config, p->shape.rows, p->shape.T);
+}
+// Private runs: how samples are clipped. Each step draws its samples, so it may have more of them
+// than expected.
+static inline void plan_clipping(Plan *p) {
+    const Config *c = p->config;
+    const Options *o = &c->options;
+    const int stages = p->pipeline.placement.stages, ranks = p->machine->ranks->n;
+    p->most_samples = c->privacy.on ? c->privacy.most : c->samples;
+    if (!c->privacy.on) { return; }
+    p->pipeline.clips = o->dp_clip_style == DP_UNIT                  ? CLIPS_UNITS
+                        : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES
+                                                                     : CLIPS_ALL;
+    ClipPolicy *clip = &p->shape.clip;
+    *clip = clip_policy(&p->model, o->dp_clip, p->pipeline.clips, stages,
+                        (ClipFunction)o->dp_clip_function);
+    if (p->cyclic.rule) {
+        // Activations need the capacity for the largest number of samples that a step may draw.
+        // Each piece has complete gradients of its own, which are not added to another piece's.
+        p->shape.rows = ceil_div(c->privacy.most_of_part, p->cyclic.pieces);
+        clip->fresh = true;
+        clip->overlaps = p->cyclic.mode == CYCLIC_SINGLE;
+        p->shape.limits.clips = cyclic_wte_gradients(&p->cyclic, p->machine->ranks->me);
+        gpt_work_check(&p->model.config, p->shape.rows, p->shape.T);
+        return;
+    }
+    const bool often = o->zero > 1 && p->stage->replicas > 1;
+    clip->fresh = often || p->most_samples <= (stages > 1 ? p->pipeline.micro_rows : ranks);
+    // bytes (of 16 for each parameter) that ZeRO stage 0, 1, 2, 3 replicates on every rank
+    const double whole[4] = {16, 8, 4, 0};
+    const double states = p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
+    // with several stages --micro-batch fixes the micro-batches
+    if (stages == 1) { executor_shorten(&p->model, &p->shape, states, often, p->machine->threads); }
+}
+
+// -------------------------------------------------------------------------------------------------
+// States and schedules
+
+static inline void plan_offload(Plan *p) {
+    const Offload *asked = &p->config->offload;
+    const size_t n = p->model.storages;
+    if (!asked->host) { return; }
+    p->offload = *asked;
+    p->offload.host = new_array(unsigned char, 2 * n, "offload");
+    memcpy(p->offload.host, asked->host, n);
+    if (asked->disk) {
+        p->offload.disk = p->offload.host + n;
+        memcpy(p->offload.disk, asked->disk, n);
+    }
+}
+// Decides where each state will be.
+static inline void plan_states(Plan *p) {
+    const Options *o = &p->config->options;
+    const Machine *m = p->machine;
+    const bool accumulates = p->pipeline.placement.stages > 1
+                                 ? p->most_samples > p->pipeline.micro_rows
+                                 : ceil_div(p->most_samples, m->ranks->n) > p->shape.rows;
+    ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.again);
+    policy.forward_only = plan_only_forward(p);
+    policy.matrices &= !policy.forward_only;
+    plan_offload(p);
+    if (p->cyclic.rule) { policy.p2p = &p->p2p; }
+    if (p->offload.host) { policy.offload = &p->offload; }
+    p->store = store_plan(&p->model, m->ranks, &p->pipeline.placement, policy, p->dtype,
+                          (DType)o->reduce_dtype, &optimizers[o->optimizer]);
+    p->store.stochastic = o->stochastic_rounding;
+    p->store.seed = (uint64_t)o->seed;
+    p->store.rates[RATE_EMBEDDING] = (float)o->lr_embedding;
+    p->store.rates[RATE_HEAD] = (float)o->lr_head;
+    p->store.rates[RATE_VECTORS] = (float)o->lr_vectors;
+    p->store.world.all.channel = m->world.all.channel;
+    p->store.world.partition.channel = m->world.partition.channel;
+    p->store.world.node.channel = m->world.node.channel;
+    p->store.world.across.channel = m->world.across.channel;
+}
+// The fewest and most samples that a private step may draw.
+static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
+    samples[0] = 0;
+    samples[1] = p->most_samples;
+    return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
+}
+// Makes the schedules, and finds how many micro-batches are in flight at once.
+static inline void plan_schedules(Plan *p) {
+    p->program = plan_program(p, p->config->samples, true);
+    p->evaluation = plan_program(p, p->config->samples, false);
+    p->shape.stash = p->evaluation.map.stash;
+    const int me = p->machine->ranks->me % p->program.ranks;
+    int64_t samples[2];
+    p->shape.limits = limits_of_both(p->cyclic.rule ? p->shape.limits : p->program.limits[me],
+                                     p->evaluation.limits[me]);
+    for (int i = 0; i < plan_extremes(p, samples); i++) {
+        Program extreme = plan_program(p, samples[i], true);
+        p->shape.limits = limits_of_both(p->shape.limits, extreme.limits[me % extreme.ranks]);
+        program_free(&extreme);
+    }
+}
+// Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
+// if one is not.
+static inline void plan_prove(const Plan *p) {
+    const CyclicPlan *cyclic = &p->cyclic;
+    int64_t samples[2];
+    schedule_check(&p->evaluation);
+    if (cyclic->rule) {
+        // all ranks have the same program; where ranks take turns, its windows differ
+        const int steps = cyclic_turns(cyclic) ? 4 + min_i64(cyclic->N * cyclic->N, 12) : 4;
+        if (p->machine->ranks->me) { return; }
+        Program windows = cyclic_unroll(&p->program, cyclic, steps, cyclic->pauses ? 2 : steps);
+        schedule_check(&windows);
+        cyclic_window_free(&windows);
+        return;
+    }
+    schedule_check(&p->program);
+    for (int i = 0; i < plan_extremes(p, samples); i++) {
+        Program extreme = plan_program(p, samples[i], true);
+        schedule_check(&extreme);
+        program_free(&extreme);
+    }
+}
+
+// Returns the plan of a run. All ranks make their own, from equal flags and agreed choices.
+// config, machine and what these point to must outlive the plan. plan_free() frees it.
+static inline Plan *plan_make(const Config *config, const Machine *machine, const ModelSpec *spec) {
+    Plan *p = new_array(Plan, 1, "the plan");
+    p->config = config;
+    p->machine = machine;
+    p->model = spec->model;
+    p->dtype = spec->dtype;
+    p->pipeline = config->pipeline;
+    plan_micro_batches(p);
+    plan_clipping(p);
+    plan_states(p);
+    plan_schedules(p);
+    if (machine->rates.bytes_per_s > 0) { p->predicted = plan_predict(p); }
+    return p;
+}
+// Frees a plan, and the tables of its store, unless a run has taken these (run_open).
+static inline void plan_free(Plan *p) {
+    if (!p) { return; }
+    if (p->store.model) { store_free(&p->store); }
+    program_free(&p->program);
+    program_free(&p->evaluation);
+    if (p->cyclic.rule) {
+        if (p->cyclic.mode == CYCLIC_MODEL) { placement_free(&p->pipeline.placement); }
+        p2p_free(&p->p2p, p->model.storages);
+        cyclic_free(&p->cyclic);
+        free_all(p->shape.places, p->shape.cut);
+    }
+    free_all(p->offload.host, p);
+}
+
+#endif

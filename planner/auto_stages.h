@@ -1,0 +1,239 @@
+// auto_stages.h: --pipeline auto: the planner chooses the stages of this run, for this model, timed
+// here, on these ranks, whose links are measured, or on --cluster.
+#ifndef AUTO_STAGES_H
+#define AUTO_STAGES_H
+
+#include "base/base.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "executor/activations.h"
+#include "model/architecture.h"
+#include "model/config.h"
+#include "model/gpt.h"
+#include "model/unit.h"
+#include "ops/ops.h"
+#include "options.h"
+#include "plan/cluster.h"
+#include "plan/costs.h"
+#include "plan/rates.h"
+#include "plan/unit_times.h"
+#include "planner/plan_answer.h"
+#include "planner/plan_costs.h"
+#include "planner/planner_model.h"
+#include "schedule/schedule.h"
+#include "state/optimizer.h"
+
+// Computes the bytes of activations and of buffers of one sample in one unit, where up to `works`
+// weight parts may wait.
+static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int unit,
+                              int64_t works, size_t bytes[2]) {
+    ExecutorShape alone = *shape;
+    alone.rows = 1;
+    alone.first = unit;
+    alone.end = unit + 1;
+    alone.recompute = false;
+    alone.limits.works = works;
+    Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
+    executor_free(&counted);
+}
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. States count
+// as those of the optimizer.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
+                                          const Optimizer *optimizer, const UnitTimes *times) {
+    PlanModel model = plan_model_make(m->units);
+    // a unit's output, and as much its gradient
+    const double boundary = (shape->T * gpt_width(m)) * (double)dtype_size(shape->dtype);
+    // parameters in bf16 have a master copy
+    const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
+    model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
+    for (int u = 0; u < m->units; u++) {
+        const double *row_s = times->row_s[gpt_unit_class(m, u)];
+        int storages[2], n = gpt_unit_storages(m, u, storages);
+        double elements = 0;
+        for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
+        size_t two[2], three[2];
+        unit_bytes(m, shape, u, 2, two);
+        unit_bytes(m, shape, u, 3, three);
+        plan_model_add(&model, u, row_s[ACT_FORWARD],
+                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], two[0],
+                       4 * elements);
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], (three[1] - two[1]) + boundary);
+        model.cut[u] = u ? boundary : 0;
+    }
+    return model;
+}
+// A message to rank `to` and one from rank `from`, of so many bytes each.
+typedef struct {
+    Comm *comm;
+    int to, from;
+    char *data; // [2 * bytes]
+    size_t bytes;
+} TimedExchange;
+static inline void begin_exchange(const void *exchange, CommRequest *requests) {
+    const TimedExchange *x = (const TimedExchange *)exchange;
+    requests[0] = comm_receive_begin(x->comm, MEASURING, x->from, x->data + x->bytes, x->bytes);
+    requests[1] = comm_send_begin(x->comm, MEASURING, x->to, x->data, x->bytes);
+}
+// Returns the seconds of an exchange, the best of a few, while all ranks do the same. A rank that
+// is `to` itself only waits for the others.
+static inline double measure_exchange(const TimedExchange *x) {
+    double best = INFINITY;
+    for (int i = 0; i < 4; i++) {
+        CommRequest requests[2];
+        comm_barrier(x->comm);
+        if (x->to == x->comm->rank) { continue; }
+        double start = seconds_now();
+        begin_exchange(x, requests);
+        for (int r = 0; r < 2; r++) { comm_wait(x->comm, &requests[r]); }
+        best = fmin(best, seconds_now() - start);
+    }
+    return best;
+}
+// Ranks count as equally fast up to this ratio: a measurement is not better than that.
+static const double SPEEDS_ALIKE = 1.15;
+// Returns the speed of a node whose ranks have these slownesses: 1, or a multiple of 0.05 where its
+// slowest rank is clearly slower than others.
+static inline double node_speed(const double *slowness, int ranks) {
+    double most = 1;
+    for (int i = 0; i < ranks; i++) { most = fmax(most, slowness[i]); }
+    return most < SPEEDS_ALIKE ? 1 : fmax(0.05, round(20 / most) / 20);
+}
+// Returns the nodes of this run, without rates. slowness: of each rank; NULL: all are alike. Ends
+// the program (EXIT_INPUT) if ranks are not numbered node by node, or nodes have too many sizes.
+static inline Cluster nodes_of_run(const Comm *comm, const double *slowness) {
+    Cluster c = cluster_empty();
+    bool good = true;
+    for (int r = 0, first = 0; r < comm->ranks; r++) {
+        if (r + 1 < comm->ranks && comm->node_of[r + 1] == comm->node_of[r]) { continue; }
+        const double speed = slowness ? node_speed(slowness + first, r + 1 - first) : 1;
+        good = good && comm->node_of[r] == c.nodes && cluster_add(&c, 1, r + 1 - first, speed);
+        first = r + 1;
+    }
+    if (!good && slowness) { return nodes_of_run(comm, NULL); } // too many speeds
+    if (!good) {
+        die(EXIT_INPUT, "give the stages, or start the ranks node by node, as many on each",
+            "--pipeline auto: %d ranks on %d nodes are not in the nodes' order, or these have more "
+            "than %d sizes",
+            comm->ranks, comm->nodes, CLUSTER_PARTS);
+    }
+    return c;
+}
+// Returns the cluster of this run for the planner: its ranks, and the measured links. All ranks
+// call it and get what the first rank of a largest node measures. Ends the program (EXIT_INPUT) as
+// nodes_of_run() does.
+static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream *s,
+                                     double flops_per_s) {
+    const size_t little = 1 << 10, much = 1 << 20;
+    Cluster c = nodes_of_run(comm, slowness);
+    char *data = new_array(char, 2 * much, "measuring links");
+    const int n = comm->ranks, node = comm->node_of[comm->rank],
+              first = cluster_first_rank(&c, node), of_node = cluster_node_ranks(&c, node),
+              local = comm->rank - first;
+    int root = 0; // the first rank of a largest node
+    while (cluster_node_ranks(&c, comm->node_of[root]) < c.ranks) { root++; }
+    for (int between = 0; between < 2; between++) {
+        if (between ? c.nodes == 1 : c.ranks == 1) { continue; }
+        // to a rank of another node, as many ranks further as no node has; or inside the node
+        const int to = between ? (comm->rank + c.ranks) % n : first + (local + 1) % of_node,
+                  from = between ? (comm->rank + n - c.ranks) % n
+                                 : first + (local + of_node - 1) % of_node;
+        const TimedExchange large = {
+            .comm = comm, .to = to, .from = from, .data = data, .bytes = much};
+        TimedExchange small = large;
+        small.bytes = little;
+        const double shorter = measure_exchange(&small), longer = measure_exchange(&large);
+        const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
+        if (between) { // the ranks of a node share its link
+            c.inter = c.gather = rate * c.ranks;
+            c.overlap = 1 - measure_lost(begin_exchange, &large, longer, comm, s, flops_per_s);
+        } else {
+            c.intra = rate;
+        }
+        c.latency = fmax(c.latency, 1e6 * shorter);
+    }
+    if (c.nodes == 1) { c.inter = c.gather = c.intra; }
+    if (c.ranks == 1) { c.intra = c.inter; }
+    comm_barrier(comm);
+    c.memory = measure_bytes(s) * 1e-9;
+    free(data);
+    comm_reset_counters(comm);
+    comm_broadcast(comm, &c, sizeof c, root);
+    return c;
+}
+
+// Returns the seconds of a sample in the model's units, by the rates of --cluster.
+static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
+                                         const ExecutorShape *shape) {
+    const Rates rates = cluster_rates(c, shape->dtype);
+    return unit_times_of_rates(m, &rates, (double)shape->rows, (double)shape->T);
+}
+// The same, as timed on the fastest rank, or on rank 0 where it is nearly as fast. slowness[ranks]
+// receives the time of each rank in that one's. All ranks call it. Ends the program (EXIT_INPUT) if
+// that would take long.
+static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorShape *shape,
+                                            Rates *rates, Comm *comm, Stream *s, double *slowness) {
+    int root = 0;
+    rates->flops_per_s = measure_flops(s);
+    comm_barrier(comm); // all at the same time: they may share memory and cores
+    time_units(&rates->units, m, shape, rates->flops_per_s, s);
+    const double *block = rates->units.row_s[UNIT_BLOCK],
+                 mine = block[ACT_FORWARD] + block[ACT_BACKWARD_INPUT] + block[ACT_BACKWARD_WEIGHT];
+    comm_all_gather_small(comm, &mine, slowness, sizeof mine);
+    for (int r = 1; r < comm->ranks; r++) {
+        if (slowness[r] * SPEEDS_ALIKE < slowness[0] && slowness[r] < slowness[root]) { root = r; }
+    }
+    const double fastest = slowness[root];
+    for (int r = 0; r < comm->ranks; r++) { slowness[r] /= fastest; }
+    comm_broadcast(comm, &rates->units, sizeof rates->units, root);
+    if (!rates->units.known) {
+        die(EXIT_INPUT, "give the stages",
+            "--pipeline auto: one sample takes this CPU or GPU too long to time the model's units "
+            "by it");
+    }
+    return rates->units;
+}
+
+// Runs the planner for this model, timed here, on these ranks or on --cluster, and writes its
+// choice into the flags. Rank 0 prints it. All ranks call it. *rates receives what was timed;
+// *depth receives how many micro-batches in flight the memory permits. The caller calls
+// placement_free().
+static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m,
+                                 DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
+                                 Rates *rates, int64_t *depth) {
+    ExecutorShape shape = {};
+    shape.dtype = dtype;
+    shape.rows = o->micro_batch;
+    shape.T = o->seq_len;
+    shape.logits = LOGITS_PLENTY;
+    shape.end = m->units;
+    shape.limits = limits_of_one();
+    gpt_work_check(&m->config, shape.rows, shape.T);
+    double *slowness = new_array(double, comm->ranks, "speeds of ranks");
+    const UnitTimes times = given_cluster->nodes
+                                ? times_on_cluster(given_cluster, m, &shape)
+                                : times_measured_here(m, &shape, rates, comm, s, slowness);
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
+    Cluster cluster = given_cluster->nodes ? *given_cluster
+                                           : cluster_of_run(comm, slowness, s, rates->flops_per_s);
+    if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
+    PlanTask task = planner_task(&model, &cluster, o, given);
+    task.own_sums = true;
+    task.update_bytes = optimizer_update_bytes(&optimizers[o->optimizer]);
+    if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
+    task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
+    StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    o->batch_tokens = task.samples * o->seq_len;
+    o->micro_batch =
+        best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
+    o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0;
+    o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    o->pipeline_schedule = best.kind;
+    o->pipeline_warmup = best.warmup;
+    const Placement placement = plan_placement(&task, &best, depth);
+    plan_model_free(&model);
+    free(slowness);
+    return placement;
+}
+
+#endif

@@ -1,0 +1,583 @@
+// fit.h: --fit: which way to run a model on a cluster, or on these ranks, is fastest. It makes the
+// plan of each way that may be, keeps those that fit the memory, and orders them by predicted time.
+//
+// Ways       One stage: each ZeRO stage, with and without each part of ZeRO++, micro-batches of
+//            1, 2, 4 ... samples and of all that a rank has in a step, recomputation, offloading.
+//            Pipelines: even stages, and those that the planner finds; micro-batches that divide
+//            the samples of a step; each schedule; ZeRO stages; recomputation. A flag that is given
+//            stays as it is, and the samples of a step do.
+// Left out   Recomputation and offloading, where they are not needed: both only add to what a step
+//            does. In pipelines: offloading; higher ZeRO stages where a lower one fits, since they
+//            send more; plans whose computing alone takes longer than the ten best. Where pipelines
+//            are many and large, those with the largest bounds (plan_bound), after FIT_ACTIONS.
+#ifndef FIT_H
+#define FIT_H
+
+#include "base/base.h"
+#include "base/readable.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/records.h"
+#include "executor/activations.h"
+#include "model/gpt.h"
+#include "model/unit.h"
+#include "ops/ops.h"
+#include "options.h"
+#include "pipeline.h"
+#include "plan/cluster.h"
+#include "plan/costs.h"
+#include "plan/forecast.h"
+#include "plan/memory_plan.h"
+#include "plan/option_pairs.h"
+#include "plan/plan.h"
+#include "plan/plan_make.h"
+#include "plan/rates.h"
+#include "plan/sizes.h"
+#include "plan/system.h"
+#include "planner/auto_stages.h"
+#include "planner/plan_answer.h"
+#include "planner/plan_costs.h"
+#include "planner/planner.h"
+#include "planner/planner_model.h"
+#include "schedule/schedule.h"
+
+enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
+// actions of pipelines that are simulated at most: some seconds
+enum { FIT_ACTIONS = 32 << 20 };
+
+// A way to run: the flags that --fit chooses.
+typedef struct {
+    int64_t zero, quantized_weights, partition, quantized_gradients;
+    int64_t recompute, offload, micro_batch;
+    int64_t schedule, warmup;
+    char pipeline[FIT_TEXT]; // "1": one stage
+} FitWay;
+typedef struct {
+    FitWay way;
+    double step_s, device, host; // device: bytes of the rank that needs most
+    int64_t sent[LINK_KINDS];
+} FitResult;
+typedef struct {
+    const Config *config; // what is asked
+    const ModelSpec *spec;
+    Machine machine;     // whose rates are known
+    double memory, host; // bytes that a rank may take of its device, of the host
+    bool offloads;       // the device has a memory of its own
+    FitResult best[FIT_BEST];
+    int found, tried;
+    int64_t actions; // of the pipelines that were simulated
+} Fit;
+
+// -------------------------------------------------------------------------------------------------
+// One way
+
+// Writes a way into flags. `given` notes the ones that the table of pairs asks about.
+static inline void fit_apply(const FitWay *w, int64_t batch_tokens, Options *o) {
+    o->zero = w->zero;
+    o->zero_quantized_weights = w->quantized_weights;
+    o->zero_hpz_partition_size = w->partition;
+    o->zero_quantized_gradients = w->quantized_gradients;
+    o->recompute = w->recompute;
+    o->offload = w->offload;
+    o->micro_batch = w->micro_batch;
+    o->pipeline_schedule = w->schedule;
+    o->pipeline_warmup = w->warmup;
+    o->pipeline = w->pipeline;
+    o->batch_tokens = batch_tokens;
+    o->micro_batches = 0;
+}
+// Writes the flags to type.
+static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t bytes) {
+    static const char *const offloads[] = {"auto", "none", "optimizer", "params", "all"};
+    const bool pipelined = strcmp(w->pipeline, "1") != 0;
+    const Options *o = &f->config->options;
+    int n = snprintf(text, bytes, "--zero %" PRId64, w->zero);
+    n += snprintf(text + n, bytes - n, "%s%s",
+                  w->quantized_weights ? " --zero-quantized-weights" : "",
+                  w->quantized_gradients ? " --zero-quantized-gradients" : "");
+    if (w->partition > 1) {
+        n += snprintf(text + n, bytes - n, " --zero-hpz-partition-size %" PRId64, w->partition);
+    }
+    if (pipelined) {
+        n += snprintf(text + n, bytes - n, " --pipeline %s --pipeline-schedule %s", w->pipeline,
+                      pipeline_kind_names[w->schedule]);
+    }
+    n += snprintf(text + n, bytes - n, "%s%s", w->warmup ? " --pipeline-warmup b" : "",
+                  w->recompute ? " --recompute block" : "");
+    if (w->offload != OFFLOAD_NONE || *o->device_memory) {
+        n += snprintf(text + n, bytes - n, " --offload %s", offloads[w->offload]);
+    }
+    n += snprintf(text + n, bytes - n, " --micro-batch %" PRId64 " --batch-tokens %" PRId64,
+                  w->micro_batch, f->config->samples * o->seq_len);
+    if (f->config->chosen_length) {
+        snprintf(text + n, bytes - n, " --seq-len %" PRId64, o->seq_len);
+    }
+}
+// Returns the time by which ways are ordered. Quantized messages change what is computed, so they
+// must gain at least one percent.
+static inline double fit_order(const FitResult *r) {
+    return r->step_s * (r->way.quantized_weights || r->way.quantized_gradients ? 1.01 : 1);
+}
+static inline void fit_keep(Fit *f, const FitResult *r) {
+    int at = f->found;
+    while (at > 0 && fit_order(&f->best[at - 1]) > fit_order(r)) { at--; }
+    if (at == FIT_BEST) { return; }
+    if (f->found < FIT_BEST) { f->found++; }
+    memmove(f->best + at + 1, f->best + at, (f->found - 1 - at) * sizeof *f->best);
+    f->best[at] = *r;
+}
+// Returns the seconds that a way must beat.
+static inline double fit_limit(const Fit *f) {
+    return f->found == FIT_BEST ? fit_order(&f->best[FIT_BEST - 1]) : (double)INFINITY;
+}
+// Returns whether a rank's schedule can be made: an upper bound of its actions.
+static inline bool fit_is_short(const Fit *f, const FitWay *w, int64_t replicas) {
+    const int64_t of_unit = 24, steps = ceil_div(f->config->samples, w->micro_batch * replicas),
+                  units = f->spec->model.units, peers = 2 * f->machine.ranks->n;
+    return steps * (of_unit * units + peers) <= SCHEDULE_MAX;
+}
+// Makes the plan of a way, and keeps it if it fits and is fast. Returns whether it fits.
+static inline bool fit_try(Fit *f, const FitWay *w) {
+    Config c = *f->config;
+    Machine unknown = f->machine;
+    FitResult r = {.way = *w};
+    const Options *o = &c.options;
+    fit_apply(w, c.samples * o->seq_len, &c.options);
+    if (options_clash(o, &c.given)) { return false; }
+    c.pipeline.placement = pipeline_placement(w->pipeline, f->spec->model.units, unknown.ranks->n);
+    c.pipeline.kind = (PipelineKind)w->schedule;
+    c.pipeline.warmup = (Warmup)w->warmup;
+    c.pipeline.recompute = w->recompute == RECOMPUTE_BLOCK;
+    memset(&unknown.rates, 0, sizeof unknown.rates);
+    Plan *p = plan_make(&c, &unknown, f->spec);
+    c.offload.cpu_update = choose_updater(o, &f->machine.rates, &p->store);
+    plan_offloaded(&p, &c, f->spec, NULL);
+    r.device = plan_most_bytes(p);
+    f->tried++;
+    keep_alive(); // other ranks may be waiting
+    const bool fits = r.device <= f->memory && (double)plan_offloaded_bytes(p) <= f->host;
+    if (fits) {
+        p->machine = &f->machine;
+        const Prediction predicted = plan_predict(p);
+        r.step_s = predicted.step_s;
+        r.host = (double)predicted.host;
+        for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
+            r.sent[k % LINK_KINDS] += predicted.traffic[k / LINK_KINDS][k % LINK_KINDS];
+        }
+        fit_keep(f, &r);
+    }
+    f->actions += (int64_t)p->program.ranks * plan_schedule(p)->count;
+    plan_free(p);
+    free_all(c.offload.host, c.offload.disk);
+    placement_free(&c.pipeline.placement);
+    return fits;
+}
+
+// -------------------------------------------------------------------------------------------------
+// One stage
+
+static inline bool fit_pinned(const Fit *f, int index) { return f->config->given.at[index]; }
+// May a flag have this value? asked: its value now.
+static inline bool fit_allows(const Fit *f, int index, int64_t asked, int64_t value) {
+    return !fit_pinned(f, index) || asked == value;
+}
+// Tries what makes a way fit, least first.
+static inline void fit_try_memory(Fit *f, FitWay w) {
+    const Options *o = &f->config->options;
+    for (w.recompute = RECOMPUTE_NONE; w.recompute <= RECOMPUTE_BLOCK; w.recompute++) {
+        if (!fit_allows(f, OPTION_INDEX_recompute, o->recompute, w.recompute)) { continue; }
+        for (w.offload = OFFLOAD_NONE; w.offload <= OFFLOAD_ALL; w.offload++) {
+            const bool allowed = fit_pinned(f, OPTION_INDEX_offload)
+                                     ? o->offload == w.offload
+                                     : w.offload == OFFLOAD_NONE || f->offloads;
+            if (allowed && fit_try(f, &w) && w.offload == OFFLOAD_NONE) { return; }
+        }
+    }
+}
+static inline bool fit_try_micro_batches(Fit *f, FitWay w, const void *unused) {
+    const Options *o = &f->config->options;
+    (void)unused;
+    const int64_t all = ceil_div(f->config->samples, f->machine.ranks->n);
+    for (int64_t b = 1, last = 0; last < all; b *= 2) {
+        last = w.micro_batch = min_i64(b, all);
+        if (fit_pinned(f, OPTION_INDEX_micro_batch)) {
+            last = all;
+            w.micro_batch = o->micro_batch;
+        }
+        if (fit_is_short(f, &w, f->machine.ranks->n)) { fit_try_memory(f, w); }
+    }
+    return false;
+}
+// May a way have this ZeRO stage and these parts of ZeRO++?
+static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
+    const Options *o = &f->config->options;
+    const Cluster *c = &f->machine.cluster;
+    const bool staged = strcmp(w->pipeline, "1") != 0,
+               apart = c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
+    return (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
+           (apart || w->partition == 1) && fit_allows(f, OPTION_INDEX_zero, o->zero, w->zero) &&
+           fit_allows(f, OPTION_INDEX_zero_quantized_weights, o->zero_quantized_weights,
+                      w->quantized_weights) &&
+           fit_allows(f, OPTION_INDEX_zero_hpz_partition_size, o->zero_hpz_partition_size,
+                      w->partition) &&
+           fit_allows(f, OPTION_INDEX_zero_quantized_gradients, o->zero_quantized_gradients,
+                      w->quantized_gradients);
+}
+// Calls `act` for each ZeRO stage, and each part of ZeRO++ that a way can have. context: of `act`.
+// If `first`, higher stages follow only until `act` returns true.
+typedef bool (*FitAct)(Fit *f, FitWay w, const void *context);
+static inline void fit_each_zero(Fit *f, FitWay w, bool first, FitAct act, const void *context) {
+    const bool many = f->machine.ranks->n > 1;
+    for (int quantized = 0; quantized <= (many ? 1 : 0); quantized++) {
+        bool done = false;
+        for (w.zero = 0; w.zero <= (many ? 3 : 0) && !(first && done); w.zero++) {
+            for (int part = 0; part < 4; part++) {
+                w.quantized_gradients = quantized;
+                w.quantized_weights = part & 1;
+                w.partition = part & 2 ? f->machine.cluster.ranks : 1;
+                if ((part & 2) && w.partition == 1) { continue; }
+                if (fit_allows_zero(f, &w)) { done |= act(f, w, context); }
+            }
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Pipelines
+
+// A pipeline with its setting. bound: of its time, with messages and sums as the planner counts
+// them, or that time itself; computing: of its computing alone; needed: about what it takes of a
+// device at each ZeRO stage, without buffers.
+typedef struct {
+    FitWay way;
+    StagePlan plan;
+    double bound, computing, needed[4];
+} FitPipeline;
+typedef struct {
+    Fit *fit;
+    PlanTask task, computing; // computing: nothing is sent
+    FitPipeline *at;
+    int64_t count, capacity;
+    int *ranks, *scratch;   // buffers of plan_place()
+    double optimizer_bytes; // of its states, for each parameter
+    PlanCosts costs;
+} FitPipelines;
+
+static inline double fit_bound(FitPipelines *l, const PlanTask *t, const StagePlan *q) {
+    plan_place(t, q, l->ranks, l->scratch);
+    return plan_costs(t, q, l->ranks, &l->costs) ? plan_bound(&l->costs) : (double)INFINITY;
+}
+// Sets the memory that a plan needs. l->costs has its activations.
+static inline void fit_needs(const FitPipelines *l, const StagePlan *q, double needed[4]) {
+    const DType dtype = l->fit->spec->dtype;
+    const double parameter = (double)dtype_size(dtype), optimizer = l->optimizer_bytes;
+    for (int z = 0; z < 4; z++) { needed[z] = 0; }
+    for (int s = 0, first = 0; s < q->stages; first += q->units[s++]) {
+        const PlanModel *m = l->task.model;
+        const double n = (m->parameters[first + q->units[s]] - m->parameters[first]) / 4,
+                     share = n / q->replicas[s];
+        for (int z = 0; z < 4; z++) {
+            const double bytes = optimizer * (z < 1 ? n : share) + 4 * (z < 2 ? n : share) +
+                                 parameter * (z < 3 ? n : share);
+            needed[z] = fmax(needed[z], bytes + l->costs.memory[s]);
+        }
+    }
+}
+// Is a setting possible, and does it agree with the flags that are given?
+static inline bool fit_allows_setting(const Fit *f, const FitWay *w) {
+    const Options *o = &f->config->options;
+    return !(w->recompute && w->schedule == PIPELINE_ZERO_BUBBLE) && fit_is_short(f, w, 1) &&
+           fit_allows(f, OPTION_INDEX_recompute, o->recompute, w->recompute) &&
+           fit_allows(f, OPTION_INDEX_pipeline_schedule, o->pipeline_schedule, w->schedule) &&
+           fit_allows(f, OPTION_INDEX_pipeline_warmup, o->pipeline_warmup, w->warmup);
+}
+// Adds the stages of a plan with this micro-batch, and each schedule, with and without
+// recomputation.
+static inline void fit_add_micro_batch(FitPipelines *l, StagePlan *q, FitWay w) {
+    static const PipelineKind kinds[] = {PIPELINE_DAPPLE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE,
+                                         PIPELINE_GPIPE};
+    q->micro_batch = w.micro_batch;
+    for (int k = 0; k < 8; k++) {
+        w.recompute = k / 4;
+        q->recompute = w.recompute == RECOMPUTE_BLOCK;
+        w.schedule = q->kind = kinds[k % 4];
+        q->warmup = k % 4 == 1 ? WARMUP_B : WARMUP_A;
+        w.warmup = q->warmup;
+        if (!fit_allows_setting(l->fit, &w)) { continue; }
+        FitPipeline p = {.way = w, .plan = *q, .bound = fit_bound(l, &l->task, q)};
+        p.computing = fit_bound(l, &l->computing, q);
+        fit_needs(l, q, p.needed);
+        l->at = grow_array(FitPipeline, l->at, l->count, &l->capacity, "pipelines");
+        l->at[l->count++] = p;
+    }
+}
+// Adds the stages of a plan with each micro-batch and setting, unless it has them already.
+static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
+    const Fit *f = l->fit;
+    const Options *o = &f->config->options;
+    FitWay w = {.partition = 1, .offload = OFFLOAD_NONE};
+    size_t n = 0;
+    for (int s = 0; s < q.stages; s++) {
+        n += snprintf(w.pipeline + n, n < FIT_TEXT ? FIT_TEXT - n : 0, "%s%d:%d", s ? "," : "",
+                      q.units[s], q.replicas[s]);
+        q.policy[s] = PLACE_APPEND; // ranks in order, as --pipeline takes them
+    }
+    if (q.stages < 2 || n >= FIT_TEXT) { return; }
+    for (int64_t i = 0; i < l->count; i++) {
+        if (!strcmp(l->at[i].way.pipeline, w.pipeline)) { return; }
+    }
+    for (int64_t b = 1; b <= l->task.samples; b++) {
+        const bool many = l->task.samples > FIT_MICRO_BATCHES;
+        if (l->task.samples % b || (many && b & (b - 1) && b % q.replicas[0]) ||
+            !fit_allows(f, OPTION_INDEX_micro_batch, o->micro_batch, b)) {
+            continue;
+        }
+        w.micro_batch = b;
+        fit_add_micro_batch(l, &q, w);
+    }
+}
+// Adds the stages that --pipeline gives, or even ones and those of the planner.
+static inline void fit_list_pipelines(FitPipelines *l) {
+    const Options *o = &l->fit->config->options;
+    const PlanTask *t = &l->task;
+    if (fit_pinned(l->fit, OPTION_INDEX_pipeline)) {
+        Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
+        StagePlan q = {.stages = placement.stages};
+        for (int s = 0; s < q.stages; s++) {
+            q.units[s] = placement.stage[s].units;
+            q.replicas[s] = placement.stage[s].replicas;
+        }
+        placement_free(&placement);
+        fit_add_settings(l, q);
+        return;
+    }
+    PlanTask within = *t; // the planner leaves out what cannot fit: parameters and gradients stay
+    within.memory = l->fit->memory;
+    Planner p = planner_make(&within);
+    planner_search(&p, NULL, 0);
+    for (int i = 0; i < p.found; i++) { fit_add_settings(l, p.beam[i].plan); }
+    planner_free(&p);
+    for (int stages = 2; stages <= task_most_stages(t); stages++) {
+        if (task_ranks(t) % stages == 0) { fit_add_settings(l, plan_even(t, stages, 1)); }
+    }
+}
+static inline int fit_pipeline_order(const void *a, const void *b) {
+    const double x = ((const FitPipeline *)a)->bound, y = ((const FitPipeline *)b)->bound;
+    return (x > y) - (x < y);
+}
+// Orders the pipelines by their time as the planner counts it, those with the smallest bounds, and
+// behind them the others.
+static inline void fit_sort_pipelines(FitPipelines *l) {
+    const int64_t most_work = 1 << 20;
+    int64_t work = 0, replayed = 0;
+    if (!l->count) { return; }
+    qsort(l->at, l->count, sizeof *l->at, fit_pipeline_order);
+    for (; replayed < l->count && work < most_work; replayed++) {
+        FitPipeline *p = &l->at[replayed];
+        fit_bound(l, &l->task, &p->plan);
+        p->bound = plan_simulate(&p->plan, &l->costs);
+        work += plan_simulated_batches(&p->plan, l->costs.micro_batches) * p->plan.stages;
+        keep_alive();
+    }
+    qsort(l->at, replayed, sizeof *l->at, fit_pipeline_order);
+}
+static inline bool fit_try_pipeline(Fit *f, FitWay w, const void *pipeline) {
+    const double *needed = ((const FitPipeline *)pipeline)->needed, about = 0.95;
+    return f->actions < FIT_ACTIONS && about * needed[w.zero] <= f->memory && fit_try(f, &w);
+}
+// Tries pipelines, the most promising ones first. ranks: of the cluster.
+static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
+    const Options *o = &f->config->options;
+    const GptModel *m = &f->spec->model;
+    const int ranks = f->machine.ranks->n;
+    ExecutorShape shape = {.dtype = f->spec->dtype, .rows = 1, .T = o->seq_len};
+    shape.logits = LOGITS_PLENTY;
+    shape.limits = limits_of_one();
+    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], times);
+    PlanModel silent = plan_model_of_run(m, &shape, &optimizers[o->optimizer], times);
+    model.states = ((double)dtype_size(shape.dtype) + 4) / 4;
+    memset(silent.parameters, 0, (silent.units + 1) * sizeof(double));
+    memset(silent.cut, 0, (silent.units + 1) * sizeof(double));
+    silent.states = 0;
+    FitPipelines l = {.fit = f,
+                      .ranks = new_array(int, ranks, "pipelines"),
+                      .scratch = new_array(int, 2 * f->machine.cluster.nodes, "pipelines")};
+    l.task.model = &model;
+    l.task.cluster = f->machine.cluster;
+    l.task.samples = f->config->samples;
+    l.task.memory = INFINITY;
+    l.task.most_work = 1 << 19;
+    l.computing = l.task;
+    l.computing.model = &silent;
+    l.optimizer_bytes =
+        (shape.dtype == DTYPE_FP32 ? 0 : 4) + 4.0 * optimizers[o->optimizer].moments;
+    fit_list_pipelines(&l);
+    fit_sort_pipelines(&l);
+    f->actions = 0;
+    for (int64_t i = 0; i < l.count; i++) {
+        if (l.at[i].computing < fit_limit(f)) {
+            fit_each_zero(f, l.at[i].way, true, fit_try_pipeline, &l.at[i]);
+        }
+    }
+    free_all(l.at, l.ranks, l.scratch);
+    plan_model_free(&model);
+    plan_model_free(&silent);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The search, and its answer
+
+// Returns what would make a plan fit: the first of these flags that does, or "".
+static inline const char *fit_remedy(const Plan *p, const ModelSpec *spec, double memory) {
+    static const struct {
+        const char *flags;
+        int64_t zero, recompute, micro_batch;
+    } remedies[] = {
+        {"--zero 1", 1, 0, 0},
+        {"--zero 2", 2, 0, 0},
+        {"--zero 3", 3, 0, 0},
+        {"--recompute block", 0, 1, 0},
+        {"--zero 1 --recompute block", 1, 1, 0},
+        {"--zero 3 --recompute block", 3, 1, 0},
+        {"--zero 3 --micro-batch 1", 3, 0, 1},
+        {"--zero 3 --recompute block --micro-batch 1", 3, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof remedies / sizeof *remedies; i++) {
+        Config c = *p->config;
+        Machine unknown = *p->machine;
+        Options *o = &c.options;
+        const bool less = remedies[i].zero > o->zero || remedies[i].recompute > o->recompute;
+        o->zero = max_i64(o->zero, remedies[i].zero);
+        o->recompute = max_i64(o->recompute, remedies[i].recompute);
+        o->batch_tokens = c.samples * o->seq_len;
+        o->micro_batches = 0;
+        if (remedies[i].micro_batch) { o->micro_batch = 1; }
+        c.pipeline.recompute = o->recompute == RECOMPUTE_BLOCK;
+        memset(&unknown.rates, 0, sizeof unknown.rates);
+        if ((!less && !remedies[i].micro_batch) || options_clash(o, &c.given)) { continue; }
+        Plan *other = plan_make(&c, &unknown, spec);
+        const bool fits = plan_most_bytes(other) <= memory;
+        plan_free(other);
+        if (fits) { return remedies[i].flags; }
+    }
+    return "";
+}
+
+static inline void fit_search(Fit *f, const UnitTimes *times) {
+    const Options *o = &f->config->options;
+    const FitWay one = {.partition = 1, .schedule = PIPELINE_DAPPLE, .pipeline = "1"};
+    const bool shares = share_is(f->spec->model.share);
+    if (!options_pipelined(o)) { fit_each_zero(f, one, false, fit_try_micro_batches, NULL); }
+    if (f->machine.ranks->n > 1 && !shares &&
+        (options_pipelined(o) || !fit_pinned(f, OPTION_INDEX_pipeline))) {
+        fit_try_pipelines(f, times);
+    }
+}
+static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
+    const double T = (double)f->config->options.seq_len, tokens = f->config->samples * T;
+    return forecast_make(tokens, gpt_step_flops(&f->spec->model, tokens, T), r->step_s,
+                         f->machine.rates.peak_flops_per_s * f->machine.ranks->n, r->device,
+                         f->memory);
+}
+static inline void fit_print_json(const Fit *f) {
+    const int64_t T = f->config->options.seq_len;
+    printf("{\"tried\":%d,\"seq_len\":%" PRId64 ",\"batch_tokens\":%" PRId64 ",\"best\":[",
+           f->tried, T, f->config->samples * T);
+    for (int i = 0; i < f->found; i++) {
+        const FitResult *r = &f->best[i];
+        const Forecast forecast = fit_forecast(f, r);
+        char flags[2 * FIT_TEXT], more[FORECAST_JSON];
+        fit_text(f, &r->way, flags, sizeof flags);
+        printf("%s{\"flags\":\"%s\",\"step_ms\":%.17g%s,\"memory\":%.0f,\"host\":%.0f,"
+               "\"traffic\":{\"intra\":%" PRId64 ",\"inter\":%" PRId64 "}}",
+               i ? "," : "", flags, 1e3 * r->step_s, forecast_json(&forecast, more), r->device,
+               r->host, r->sent[LINK_INTRA], r->sent[LINK_INTER]);
+    }
+    printf("]}\n");
+}
+static inline void fit_print(const Fit *f) {
+    const Options *o = &f->config->options;
+    sizes_print(f->config, f->config->samples * o->seq_len);
+    printf("fit        %d ways to run were planned; the fastest that fit:\n", f->tried);
+    printf("      step   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
+    for (int i = 0; i < f->found; i++) {
+        const FitResult *r = &f->best[i];
+        const Forecast forecast = fit_forecast(f, r);
+        char flags[2 * FIT_TEXT];
+        fit_text(f, &r->way, flags, sizeof flags);
+        printf("%10s %8s %7s %6.1f GiB %10.2f GiB %10.2f GiB       %s\n",
+               readable_step(r->step_s).at, readable_count(forecast.tokens_per_s).at,
+               readable_share(forecast.mfu, 1).at, gibibytes(r->device),
+               gibibytes(r->sent[LINK_INTRA]), gibibytes(r->sent[LINK_INTER]), flags);
+    }
+    const Forecast forecast = fit_forecast(f, &f->best[0]);
+    print_gpu(stdout, &f->machine.cluster);
+    print_forecast(stdout, &forecast, (double)o->steps * f->config->samples * o->seq_len, "");
+}
+
+// Describes the ranks that there are as a cluster: their links and rates, as measured. All ranks
+// call it and get what rank 0 measures.
+static inline Cluster fit_cluster_here(Comm *comm, Stream *stream, DType dtype) {
+    Rates rates = {.flops_per_s = measure_flops(stream)};
+    measure_peak(&rates, stream, comm, dtype);
+    Cluster c = cluster_of_run(comm, NULL, stream, rates.flops_per_s);
+    c.tflops = rates.flops_per_s * 1e-12;
+    c.peak = rates.peak_flops_per_s * 1e-12;
+    if (ops_memory_apart()) {
+        measure_offload(&rates, stream);
+        c.link = rates.link_bytes_per_s * 1e-9;
+        c.host = rates.host_bytes_per_s * 1e-9;
+    }
+    const double there = ops_memory_apart() ? ops_memory_available() / comm->transport.sharing
+                                            : memory_available() / comm->local_ranks;
+    c.capacity = there / 0x1p30;
+    comm_broadcast(comm, &c, sizeof c, 0);
+    return c;
+}
+// Chooses the flags of a run on the machine's cluster, or on the ranks that there are, prints the
+// best ones, and writes the best into the options. All ranks call it. Ends the program
+// (EXIT_RESOURCES) if none fits.
+static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *spec, Comm *comm,
+                           Stream *stream) {
+    static FitWay chosen; // the options point to its text
+    Options *o = &c->options;
+    Fit f = {.config = c, .spec = spec, .machine = *machine};
+    Rates measured = {};
+    const bool here = !machine->cluster.nodes;
+    if (here) {
+        f.machine.cluster = fit_cluster_here(comm, stream, spec->dtype);
+        const ExecutorShape shape = {.dtype = spec->dtype,
+                                     .rows = o->micro_batch,
+                                     .T = o->seq_len,
+                                     .logits = LOGITS_PLENTY,
+                                     .end = spec->model.units,
+                                     .limits = limits_of_one()};
+        double *slowness = new_array(double, comm->ranks, "speeds of ranks");
+        times_measured_here(&spec->model, &shape, &measured, comm, stream, slowness);
+        free(slowness);
+    }
+    Group ranks = cluster_group(&f.machine.cluster);
+    f.machine.ranks = &ranks;
+    f.machine.rates = cluster_rates(&f.machine.cluster, spec->dtype);
+    f.machine.rates.units = measured.units;
+    f.memory = planner_memory(&f.machine.cluster, o);
+    f.host = option_size("host-memory", o->host_memory);
+    f.offloads = f.machine.cluster.link > 0 && f.machine.cluster.host > 0;
+    const double rows = 1 << 20; // no micro-step computes faster
+    const UnitTimes times =
+        here ? measured.units
+             : unit_times_of_rates(&spec->model, &f.machine.rates, rows, (double)o->seq_len);
+    if (comm->rank == 0) { fit_search(&f, &times); }
+    comm_broadcast(comm, &f.found, sizeof f.found, 0);
+    if (!f.found) {
+        die(EXIT_RESOURCES, "give more ranks, a smaller model, --seq-len or --batch-tokens",
+            "--fit: no way to run fits into %.1f GiB of a rank", gibibytes(f.memory));
+    }
+    comm_broadcast(comm, &f.best[0].way, sizeof chosen, 0);
+    if (comm->rank == 0) { (o->json ? fit_print_json : fit_print)(&f); }
+    chosen = f.best[0].way;
+    fit_apply(&chosen, c->samples * o->seq_len, o);
+    group_free(&ranks);
+}
+
+#endif

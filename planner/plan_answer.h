@@ -1,0 +1,288 @@
+// plan_answer.h: the answer to a planner's task: the best plan, beside what others would choose;
+// and --plan, which prints it as a table or as one JSON object.
+#ifndef PLAN_ANSWER_H
+#define PLAN_ANSWER_H
+
+#include "base/base.h"
+#include "base/readable.h"
+#include "comm/group.h"
+#include "options.h"
+#include "pipeline.h"
+#include "plan/cluster.h"
+#include "plan/forecast.h"
+#include "planner/other_planners.h"
+#include "planner/plan_costs.h"
+#include "planner/planner.h"
+#include "planner/planner_model.h"
+#include "schedule/schedule.h"
+
+enum { PLAN_OTHERS = 8 };
+typedef struct {
+    Candidate best;                // 0 stages if nothing fits the memory
+    Candidate other[PLAN_OTHERS];  // baselines, then runners-up
+    const char *name[PLAN_OTHERS]; // what the others are
+    int others;
+    EquationChoice equations; // what equations 1 to 3 choose, and the time they predict for it
+} PlanAnswer;
+
+static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
+    if (!c->plan.stages || a->others == PLAN_OTHERS) { return; }
+    a->other[a->others] = *c;
+    a->name[a->others++] = name;
+}
+// Returns whether two plans differ in nothing but cuts and settings.
+static inline bool plans_alike(const StagePlan *a, const StagePlan *b) {
+    return a->stages == b->stages && a->micro_batch == b->micro_batch &&
+           !memcmp(a->replicas, b->replicas, a->stages * sizeof(int));
+}
+// Adds the best plans of the beam that differ from all before them.
+static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
+    for (int i = 1; i < p->found; i++) {
+        bool known = plans_alike(&p->beam[i].plan, &a->best.plan);
+        for (int k = 0; k < a->others; k++) {
+            known = known || plans_alike(&p->beam[i].plan, &a->other[k].plan);
+        }
+        if (!known) { answer_add(a, "runner-up", &p->beam[i]); }
+    }
+}
+// Returns the best plan for a task, and those of the other planners, from which the search begins.
+static inline PlanAnswer planner_answer(const PlanTask *t) {
+    PlanAnswer a = {};
+    StagePlan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
+    a.equations = planner_by_equations(t);
+    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t),
+                          plan_best_setting(t, &pipedream),
+                          plan_best_setting(t, &a.equations.plan)};
+    static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner",
+                                        "equations 1 to 3"};
+    for (int i = 0; i < 4; i++) { answer_add(&a, names[i], &others[i]); }
+    Planner p = planner_make(t);
+    planner_search(&p, others, 4);
+    if (p.found) {
+        a.best = p.beam[0];
+        answer_add_runners(&a, &p);
+    }
+    planner_free(&p);
+    return a;
+}
+
+// -------------------------------------------------------------------------------------------------
+// --plan
+
+static inline void print_number_list(FILE *to, const int *numbers, int n) {
+    for (int i = 0; i < n; i++) { fprintf(to, "%s%d", i ? "," : "", numbers[i]); }
+}
+// Prints ascending ranks as ranges: 0-3,8.
+static inline void print_ranges(FILE *to, const int *ranks, int n) {
+    for (int i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;) { end++; }
+        fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
+    }
+}
+// Returns what the step of a plan means. planner_look() has computed the plan's costs.
+static inline Forecast plan_forecast(const Planner *p, const Candidate *c) {
+    const PlanTask *t = p->task;
+    double needed = 0;
+    for (int s = 0; s < c->plan.stages; s++) { needed = fmax(needed, p->costs.memory[s]); }
+    return forecast_make(t->samples * t->sample_tokens, t->samples * t->sample_flops, c->step_s,
+                         task_ranks(t) * t->cluster.peak * 1e12, needed, t->memory);
+}
+// Prints the members of a plan's JSON object, without the braces.
+static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
+    const StagePlan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "\"stages\":[");
+    for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
+        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s],
+                plan->replicas[s]);
+        print_number_list(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "]}");
+    }
+    fprintf(to,
+            "],\"micro_batch\":%" PRId64
+            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\","
+            "\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
+            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false",
+            "ab"[plan->warmup], pipeline_kind_names[plan->kind], 1e3 * c -> step_s);
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
+    }
+    const Forecast forecast = plan_forecast(p, c);
+    char more[FORECAST_JSON];
+    fprintf(to, "],\"bubble\":%.17g%s}", plan_bubble(plan, &p->costs, c->step_s),
+            forecast_json(&forecast, more));
+}
+static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    fprintf(to, "{");
+    print_plan_json(to, p, &a->best);
+    fprintf(to, ",\"alternatives\":[");
+    for (int i = 0; i < a->others; i++) {
+        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
+        print_plan_json(to, p, &a->other[i]);
+        fprintf(to, "}");
+    }
+    const double T = p->task->sample_tokens;
+    fprintf(to, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
+            T, p->task->samples * T);
+    if (a->equations.plan.stages) {
+        fprintf(to,
+                ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
+                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+                a->equations.complete ? "true" : "false");
+    }
+    fprintf(to, "}\n");
+}
+static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c,
+                                   double one_rank_s) {
+    const StagePlan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "%-18s %13s %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
+            readable_step(c->step_s).at, one_rank_s / c->step_s,
+            100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches,
+            plan->micro_batch, plan->recompute ? ", recomputed" : "",
+            plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
+            : plan->warmup == WARMUP_B    ? "warm-up b"
+                                          : "warm-up a");
+    for (int s = 0; s < plan->stages; s++) {
+        fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]);
+    }
+    fprintf(to, "\n");
+}
+static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    const StagePlan *plan = &a->best.plan;
+    fprintf(to, "                        step against 1 rank             micro-batches          "
+                "units:replicas of the stages\n");
+    print_plan_line(to, p, "plan", &a->best, one_rank_s);
+    for (int i = 0; i < a->others; i++) {
+        print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s);
+    }
+    planner_look(p, plan);
+    fprintf(to, "\nstage   units      forward     backward      to next     all-reduce   memory "
+                "MiB  ranks\n");
+    for (int s = 0, first = 0, rank = 0; s < plan->stages;
+         first += plan->units[s], rank += plan->replicas[s++]) {
+        fprintf(to, "%5d %4d-%-4d %9s %12s %12s %14s %12.1f  ", s, first,
+                first + plan->units[s] - 1, readable_step(p->costs.forward[s]).at,
+                readable_step(p->costs.backward[s]).at, readable_step(p->costs.send[s]).at,
+                readable_step(p->costs.reduce[s]).at, p->costs.memory[s] / 1048576);
+        print_ranges(to, p->ranks + rank, plan->replicas[s]);
+        fprintf(to, "\n");
+    }
+    const Forecast forecast = plan_forecast(p, &a->best);
+    fprintf(to, "\n");
+    print_gpu(to, &p->task->cluster);
+    print_forecast(to, &forecast, p->task->run_tokens, "");
+}
+
+// Returns the answer for the stages that --pipeline gives, with the best micro-batch, or
+// --micro-batch if it is given.
+static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
+    Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
+    Planner p = planner_make(t);
+    StagePlan q = {.stages = placement.stages,
+                   .recompute = o->recompute == RECOMPUTE_BLOCK,
+                   .kind = (PipelineKind)o->pipeline_schedule,
+                   .warmup = (Warmup)o->pipeline_warmup};
+    if (placement.stages > PLAN_STAGES) {
+        die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES);
+    }
+    for (int s = 0; s < placement.stages; s++) {
+        q.units[s] = placement.stage[s].units;
+        q.replicas[s] = placement.stage[s].replicas;
+    }
+    for (int i = 0; i < p.divisor_count; i++) {
+        q.micro_batch = p.divisors[i];
+        if (planner_allows_micro_batch(&p, q.micro_batch)) { planner_add(&p, &q); }
+    }
+    placement_free(&placement);
+    const PlanAnswer a = {.best = planner_best(&p)};
+    return a;
+}
+// Returns the bytes that a rank may take of its device: --device-memory, or else what the device of
+// --cluster has.
+static inline double planner_memory(const Cluster *c, const Options *o) {
+    return *o->device_memory || !(c->capacity > 0) ? option_size("device-memory", o->device_memory)
+                                                   : c->capacity * 0x1p30;
+}
+// Returns the tokens of a step.
+static inline int64_t planner_tokens(const Options *o, int ranks) {
+    const int64_t micro_batches = o->micro_batches ? o->micro_batches : ranks;
+    return o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
+}
+// Returns what to plan for, as the flags say, for this model on this cluster. Ends the program
+// (EXIT_INPUT) if a step is not a whole number of samples and micro-batches.
+static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster,
+                                    const Options *o, const OptionsGiven *given) {
+    PlanTask t = {.model = model,
+                  .cluster = *cluster,
+                  .memory = planner_memory(cluster, o),
+                  .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
+                  .sample_tokens = (double)o->seq_len};
+    const int64_t tokens = planner_tokens(o, task_ranks(&t));
+    t.samples = tokens / o->seq_len;
+    t.run_tokens = (double)o->steps * tokens;
+    if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
+        die(EXIT_INPUT, "a step is whole samples, not too many",
+            "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
+            o->seq_len);
+    }
+    if (t.micro_batch && t.samples % t.micro_batch) {
+        die(EXIT_INPUT, "a step is whole micro-batches",
+            "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples,
+            t.micro_batch);
+    }
+    return t;
+}
+// Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
+// (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits.
+static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Options *o) {
+    PlanTask t = *task;
+    const PlanModel *model = t.model;
+    PlanAnswer *a = new_array(PlanAnswer, 1, "plans");
+    *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
+    if (!a->best.plan.stages) {
+        die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch",
+            "no plan fits into %.0f bytes of memory and %d actions of a rank", t.memory,
+            SCHEDULE_MAX);
+    }
+    Planner p = planner_make(&t);
+    double one_rank_s = t.samples * (model->forward[model->units] + model->backward[model->units]);
+    if (to && o->json) {
+        print_answer_json(to, &p, a, one_rank_s);
+    } else if (to) {
+        print_answer(to, &p, a, one_rank_s);
+    }
+    StagePlan best = a->best.plan;
+    planner_free(&p);
+    free(a);
+    return best;
+}
+// Runs --plan for the model of --profile on --cluster.
+static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
+    PlanModel model = profile_load(o->profile);
+    Cluster cluster = cluster_parse(o->cluster);
+    PlanTask t = planner_task(&model, &cluster, o, given);
+    planner_report(to, &t, o);
+    plan_model_free(&model);
+}
+// Returns the units and ranks of a plan's stages; the caller calls placement_free(). *depth
+// receives D: how many micro-batches' activations fit the memory, on the stage with the least
+// space; INT64_MAX: no limit.
+static inline Placement plan_placement(const PlanTask *t, const StagePlan *p, int64_t *depth) {
+    Planner planner = planner_make(t);
+    Placement placement = placement_make(p->stages);
+    planner_look(&planner, p);
+    *depth = planner.costs.depth < INT32_MAX ? planner.costs.depth : INT64_MAX;
+    for (int s = 0, unit = 0, at = 0; s < p->stages; unit += p->units[s], at += p->replicas[s++]) {
+        Stage *stage = &placement.stage[s];
+        stage->first_unit = unit;
+        stage->units = p->units[s];
+        stage->replicas = p->replicas[s];
+        stage->ranks = new_array(int, stage->replicas, "placement");
+        memcpy(stage->ranks, planner.ranks + at, stage->replicas * sizeof(int));
+    }
+    planner_free(&planner);
+    return placement;
+}
+
+#endif

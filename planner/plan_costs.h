@@ -1,0 +1,521 @@
+// plan_costs.h: what a pipeline plan costs: links of a cluster, placement, memory, and the replay
+// of a plan's schedule, which decides.
+//
+// Plans      A plan is a list of stages: number of units, number of replicas, and the policy by
+//            which its ranks are taken from the nodes:
+//              APPEND   nodes in use first, beginning with the last node of the stage before
+//              FRESH    unused nodes first, so that sums stay inside nodes
+//              SCATTER  evenly over the nodes in use (over all, if none is): for small parameters
+//                       and large activations
+//              SPREAD   from the nodes with the most free ranks (not in the paper)
+//              LAST     from the last node back, since nodes may differ (not in the paper)
+// Invariants The stages of a plan have all units in order, and all ranks. The size of a micro-batch
+//            divides the samples of a step.
+#ifndef PLAN_COSTS_H
+#define PLAN_COSTS_H
+
+#include "base/base.h"
+#include "comm/group.h"
+#include "pipeline.h"
+#include "plan/cluster.h"
+#include "planner/planner_model.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
+#include "schedule/simulator.h"
+
+// -------------------------------------------------------------------------------------------------
+// Links: seconds of messages, by the constants of --cluster
+
+// The ranks of a stage: a range of the plan's list of ranks.
+typedef struct {
+    const int *ranks; // ascending
+    int n, first_node, last_node;
+    int most;          // ranks of a node, at most
+    double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
+    double slowness;   // of the slowest rank: all wait for it
+} PlanRanks;
+// Finds on how many nodes the ranks are, how many at most on one, and the largest 2 k (n - k) / n
+// of a node's k ranks: the share of the bytes that leave it if all exchange slices.
+static inline int plan_spread(const Cluster *c, PlanRanks *p) {
+    int nodes = 0;
+    for (int i = 0, k; i < p->n; i += k) {
+        const int node = cluster_node_of(c, p->ranks[i]),
+                  end = cluster_first_rank(c, node) + cluster_node_ranks(c, node);
+        for (k = 1; i + k < p->n && p->ranks[i + k] < end;) { k++; }
+        p->most = max_i64(p->most, k);
+        p->node_share = fmax(p->node_share, 2.0 * k * (p->n - k) / p->n);
+        nodes++;
+    }
+    return nodes;
+}
+static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
+    PlanRanks p = {.ranks = ranks, .n = n};
+    const int nodes = plan_spread(c, &p);
+    for (int i = 0; i < n; i++) { p.slowness = fmax(p.slowness, cluster_slowness(c, ranks[i])); }
+    p.first_node = cluster_node_of(c, ranks[0]);
+    p.last_node = cluster_node_of(c, ranks[n - 1]);
+    // members that are spread evenly add up inside their node first (comm/collectives.h)
+    if (p.most * nodes == n) { p.node_share = 2.0 * (nodes - 1) / nodes; }
+    return p;
+}
+// Returns the seconds of an all-reduce of `bytes` over the ranks of a stage. own_sums: as this
+// program makes it, inside nodes and then between them. Otherwise as in the paper, in a ring: each
+// rank sends 2 (n - 1) / n of the bytes, over a node's link, or inside a node where n / 2 pairs
+// send at once.
+static inline double plan_all_reduce_s(const Cluster *c, const PlanRanks *p, bool own_sums,
+                                       double bytes) {
+    const bool crosses = p->first_node != p->last_node;
+    const double latency = 2e-6 * c->latency, ring = 2.0 * (p->n - 1) / p->n;
+    if (p->n == 1 || bytes == 0) { return 0; }
+    if (!own_sums) {
+        return ring * bytes / ((crosses ? c->inter : c->intra * (p->n / 2)) * 1e9) + latency;
+    }
+    const double inside = 2.0 * (p->most - 1) / p->most / c->intra,
+                 between = crosses ? p->node_share / c->inter : 0;
+    return (inside + between) * 1e-9 * bytes + latency;
+}
+// Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
+// way. Several senders to one node share its gather rate.
+static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to,
+                                     double bytes) {
+    bool one_node = to->first_node == to->last_node;
+    int outside = 0;
+    if (!one_node) {
+        outside = from->n;
+    } else if (from->first_node != from->last_node || from->first_node != to->first_node) {
+        for (int i = 0; i < from->n; i++) {
+            outside += cluster_node_of(c, from->ranks[i]) != to->first_node;
+        }
+    }
+    if (bytes == 0) { return 0; }
+    if (!outside) { return bytes / (c->intra * 1e9) + 1e-6 * c->latency; }
+    double share = one_node ? (double)outside / from->n : 1;
+    return share * bytes / ((one_node && outside > 1 ? c->gather : c->inter) * 1e9) +
+           1e-6 * c->latency;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Plans
+typedef enum {
+    PLACE_APPEND,
+    PLACE_FRESH,
+    PLACE_SCATTER,
+    PLACE_SPREAD,
+    PLACE_LAST,
+    PLACE_POLICIES
+} PlacePolicy;
+enum { PLACE_PAPER = PLACE_SPREAD }; // number of the paper's policies, which are first
+typedef struct {
+    int stages;
+    int64_t micro_batch; // samples
+    bool recompute;
+    PipelineKind kind;
+    Warmup warmup;
+    int units[PLAN_STAGES], replicas[PLAN_STAGES];
+    unsigned char policy[PLAN_STAGES];
+} StagePlan;
+
+// What to plan for.
+typedef struct {
+    const PlanModel *model;
+    Cluster cluster;
+    int64_t samples;     // samples of a step
+    double memory;       // bytes of a rank; INFINITY: no limit
+    int64_t micro_batch; // only this size; 0: any
+    // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
+    // arithmetic). Otherwise whole samples, as in a real run.
+    bool even_slices;
+    // Gradients are summed as this program does it, not in the paper's ring; messages take time
+    // from computing (overlap= of the cluster), and a step ends with the update.
+    bool own_sums;
+    double update_bytes; // memory traffic of a parameter's update; 0: not known
+    // tokens and floating-point operations of a sample; 0 operations: not known
+    double sample_tokens, sample_flops;
+    double run_tokens; // of the run; not positive: not known
+    // stages x micro-batches of all replays after which a search ends with its best plan so far; 0:
+    // it goes on to the end
+    int64_t most_work;
+} PlanTask;
+static inline int task_ranks(const PlanTask *t) { return t->cluster.all_ranks; }
+
+// Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
+// the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
+static inline int split_choice(int n, int node, int i) {
+    enum { FEW = 8 };
+    if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
+    if (i < FEW) { return i + 1; }
+    if (i < 2 * FEW) { return n - (i - FEW + 1); }
+    int step = max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
+    while (at <= FEW) { at += step; }
+    return at < n - FEW ? at : 0;
+}
+// Takes up to n ranks from the nodes that are in use (touched) or unused, from node `first` on, as
+// many as each has. Returns how many are missing.
+static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n,
+                             int *take) {
+    for (int i = 0; i < c->nodes && n; i++) {
+        int k = (first + i) % c->nodes;
+        if ((used[k] > 0) != touched || take[k]) { continue; }
+        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
+        n -= take[k];
+    }
+    return n;
+}
+static inline int place_scatter(const Cluster *c, const int *used, bool touched, int n, int *take) {
+    for (bool moved = true; moved && n;) {
+        moved = false;
+        for (int k = 0; k < c->nodes && n; k++) {
+            if ((used[k] > 0) == touched && used[k] + take[k] < cluster_node_ranks(c, k)) {
+                take[k]++;
+                n--;
+                moved = true;
+            }
+        }
+    }
+    return n;
+}
+static inline int place_last(const Cluster *c, const int *used, int n, int *take) {
+    for (int k = c->nodes - 1; k >= 0 && n; k--) {
+        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
+        n -= take[k];
+    }
+    return n;
+}
+static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
+    for (int free_ranks = c->ranks; n; free_ranks--) {
+        for (int k = 0; k < c->nodes && n; k++) {
+            if (cluster_node_ranks(c, k) - used[k] - take[k] == free_ranks) {
+                take[k]++;
+                n--;
+            }
+        }
+    }
+    return 0;
+}
+// Takes n ranks for the next stage (section 4.2 of the paper). used: [nodes] ranks in use; last:
+// the last node of the stage before; take: [nodes] receives the ranks taken from each node. Returns
+// the last node of this stage.
+static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
+                              int n, int *take) {
+    bool touched = policy != PLACE_FRESH;
+    memset(take, 0, c->nodes * sizeof(int));
+    if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
+    if (policy == PLACE_LAST) { n = place_last(c, used, n, take); }
+    for (int round = 0; round < 2 && n; round++) {
+        n = policy == PLACE_SCATTER
+                ? place_scatter(c, used, touched, n, take)
+                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+        touched = !touched;
+    }
+    for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
+    return last;
+}
+// Writes the ranks of a plan, stage by stage, to ranks[task_ranks]. scratch: [2 * nodes].
+static inline void plan_place(const PlanTask *t, const StagePlan *p, int *ranks, int *scratch) {
+    const Cluster *c = &t->cluster;
+    // last: the last node of the stage before
+    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
+    memset(used, 0, c->nodes * sizeof(int));
+    for (int s = 0; s < p->stages; s++) {
+        last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
+        for (int k = 0; k < c->nodes; k++) {
+            const int first = cluster_first_rank(c, k) + used[k];
+            for (int i = 0; i < take[k]; i++) { ranks[at++] = first + i; }
+            used[k] += take[k];
+        }
+    }
+}
+
+// What a plan costs, for each stage.
+typedef struct {
+    // depth: micro-batches in flight for which there is memory, D
+    int stages, micro_batches, depth;
+    // seconds of a micro-batch; backward includes recomputation
+    double forward[PLAN_STAGES], backward[PLAN_STAGES];
+    // the part of backward that may wait: weight parts of zero-bubble schedules; else 0
+    double weight[PLAN_STAGES];
+    // seconds of a micro-batch's messages from this stage to the next, and back
+    double send[PLAN_STAGES], send_back[PLAN_STAGES];
+    // seconds of the all-reduce; of what is left of it, and of the update, after the stage's last
+    // backward
+    double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
+    double memory[PLAN_STAGES]; // bytes that a rank needs
+    int live[PLAN_STAGES];      // micro-batches in flight, K
+    // maximum of forwards before the first gradient arrives
+    int ahead[PLAN_STAGES];
+} PlanCosts;
+
+// Returns the plan for schedule_pipeline(): one unit and one rank for each stage, after a unit
+// without costs, since the first unit of a model has no input part. The caller frees the placement.
+static inline PipelinePlan plan_pipeline(const StagePlan *p, int micro_batches, int64_t depth) {
+    // recompute is false: recomputation is in the costs
+    PipelinePlan plan = {.placement = placement_make(p->stages),
+                         .kind = p->kind,
+                         .warmup = p->warmup,
+                         .micro_rows = 1,
+                         .micro_batches = micro_batches,
+                         .depth = depth};
+    for (int s = 0; s < p->stages; s++) {
+        Stage *stage = &plan.placement.stage[s];
+        stage->first_unit = s ? s + 1 : 0;
+        stage->units = s ? 1 : 2;
+        stage->replicas = 1;
+        stage->ranks = new_array(int, 1, "placement");
+        *stage->ranks = s;
+    }
+    return plan;
+}
+static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_batches) {
+    const PipelinePlan plan = {.placement = {p->stages, NULL},
+                               .kind = p->kind,
+                               .warmup = p->warmup,
+                               .micro_batches = micro_batches,
+                               .depth = depth};
+    return pipeline_live(&plan, stage);
+}
+// Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
+// of each unit begins when its gradients are complete, the last unit's first; they run one after
+// another.
+static inline double plan_reduce_late(const PlanTask *t, int first, int end, const PlanRanks *ranks,
+                                      double rows, bool recompute) {
+    const PlanModel *m = t->model;
+    double computed = 0, sent = 0;
+    if (ranks->n == 1) { return 0; }
+    double latency = 2e-6 * t->cluster.latency,
+           per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_sums, 1) - latency;
+    for (int u = end - 1; u >= first; u--) {
+        double bytes = m->parameters[u + 1] - m->parameters[u];
+        computed += rows * (m->backward[u + 1] - m->backward[u] +
+                            (recompute ? m->forward[u + 1] - m->forward[u] : 0));
+        if (bytes > 0) { sent = (sent > computed ? sent : computed) + per_byte * bytes + latency; }
+    }
+    return fmax(0, sent - computed);
+}
+// Computes *bytes of a rank: its states; for each micro-batch in flight what the backward pass
+// needs (only the input, if the rest is recomputed) and what waiting weight parts need; and what
+// one backward pass recomputes. Returns how many micro-batches can be in flight in `limit` bytes
+// (0: none).
+static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
+                                       double rows, double in_flight, double limit, double *bytes) {
+    const PlanModel *m = t->model;
+    double inner = rows * (m->activations[end] - m->activations[first]),
+           input = rows * m->cut[first],
+           waiting =
+               p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
+    double fixed =
+               m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0),
+           each = input + (p->recompute ? 0 : inner) + waiting;
+    *bytes = fixed + in_flight * each;
+    return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
+}
+// Returns whether the plan's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has
+// at most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums. A
+// rank exchanges messages with at most all replicas of the neighbouring stages.
+static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
+    const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
+    for (int s = 0; s < p->stages; s++) {
+        int64_t peers = (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
+        if (micro_batches * (of_unit * p->units[s] + 2 * peers) > SCHEDULE_MAX) { return false; }
+    }
+    return true;
+}
+// Returns the samples of a micro-batch that the busiest replica computes.
+static inline double plan_rows(const PlanTask *t, const StagePlan *p, int stage) {
+    double share = (double)p->micro_batch / p->replicas[stage];
+    return t->even_slices ? share : ceil(share);
+}
+// Returns the samples of a micro-batch that the busiest replica holds: whole ones, even where its
+// time counts fractions.
+static inline double plan_held_rows(int64_t micro_batch, int replicas) {
+    return ceil((double)micro_batch / replicas);
+}
+static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
+    double depth = c->depth, bytes;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        double fits =
+            plan_stage_memory(t, p, first, first + p->units[s],
+                              plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
+        if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
+    }
+    if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
+    c->depth = (int)depth;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
+        c->ahead[s] =
+            min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
+        plan_stage_memory(t, p, first, first + p->units[s],
+                          plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
+                          &c->memory[s]);
+    }
+    return true;
+}
+// Adds what a step of this program has besides: the cores that move messages cannot compute
+// meanwhile, half of a message's time at each end; and each rank updates its part of the stage's
+// parameters.
+static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
+    const PlanModel *m = t->model;
+    const double lost = 1 - t->cluster.overlap, bytes_per_s = t->cluster.memory * 1e9;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
+                     elements = (m->parameters[first + p->units[s]] - m->parameters[first]) / 4;
+        c->forward[s] += lost / 2 * (before + c->send[s]);
+        c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
+        c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);
+        if (bytes_per_s > 0) {
+            c->reduce_late[s] += elements / p->replicas[s] * t->update_bytes / bytes_per_s;
+        }
+    }
+}
+// Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
+static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
+                              PlanCosts *c) {
+    const PlanModel *m = t->model;
+    PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
+    c->stages = p->stages;
+    c->micro_batches = t->samples / p->micro_batch;
+    c->depth = INT32_MAX;
+    if (!stages_memory(t, p, c)) { return false; }
+    for (int s = 0, first = 0; s < p->stages; s++) {
+        int end = first + p->units[s];
+        // as if the slowest rank computed more rows
+        double rows = plan_rows(t, p, s) * here.slowness,
+               forward = rows * (m->forward[end] - m->forward[first]);
+        c->forward[s] = forward;
+        c->backward[s] =
+            rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
+        c->weight[s] =
+            p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+        c->reduce[s] = plan_all_reduce_s(&t->cluster, &here, t->own_sums,
+                                         m->parameters[end] - m->parameters[first]);
+        c->reduce_late[s] = plan_reduce_late(t, first, end, &here, rows, p->recompute);
+        c->send[s] = c->send_back[s] = 0;
+        if (s + 1 < p->stages) {
+            PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
+            double bytes = p->micro_batch * m->cut[end];
+            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes);
+            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
+            here = next;
+        }
+        first = end;
+    }
+    if (t->own_sums) { plan_add_own(t, p, c); }
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// A bound
+
+// Returns a time that no schedule with these limits of micro-batches in flight beats. For each
+// stage it adds the way of the first micro-batch to the stage, the time until its last input part,
+// and what follows. The time until the last input part is at least all that the stage computes (of
+// the forwards only some run before the first gradient is back), and at least the round trips in
+// sequence that the limit of micro-batches in flight forces. What follows is the way back, or the
+// stage's last weight part and its all-reduce. Other bounds are all that a stage computes, weight
+// parts included, and its all-reduce; and all messages in or out.
+static inline double plan_bound(const PlanCosts *c) {
+    // back: from here to the end, not counting this stage's all-reduce
+    double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0;
+    const int M = c->micro_batches;
+    for (int s = 0; s < c->stages; s++) {
+        trip += c->forward[s] + c->backward[s] - c->weight[s] + c->send[s] + c->send_back[s];
+    }
+    for (int s = 0; s < c->stages; s++) {
+        const int K = c->ahead[s];
+        double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W,
+               late = c->reduce_late[s], drain = fmax(back, W + late);
+        double computing = trip + (M - 1) * B + (M - K) * F,
+               waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
+        double out = F + M * (c->send[s] + last_back) + back - last_back,
+               in = M * (last_send + c->send_back[s]) - last_send + B + drain;
+        bound = fmax(bound,
+                     fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late),
+                                 fmax(out, in)));
+        trip -= F + B + c->send[s] + c->send_back[s];
+        last_send = c->send[s];
+        last_back = c->send_back[s];
+        fill += F + last_send;
+        back = drain + B + last_back; // the next stage's, to and from this one
+    }
+    return bound;
+}
+
+// -------------------------------------------------------------------------------------------------
+// What decides: the schedule's replay
+
+static inline ActionCost plan_action_cost(const void *context, int rank, const Action *a) {
+    const PlanCosts *c = (const PlanCosts *)context;
+    ActionCost cost = {0, 0};
+    switch (a->kind) {
+    case ACT_FORWARD: cost.compute_s = a->unit ? c->forward[rank] : 0; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = c->backward[rank] - c->weight[rank]; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = a->unit ? c->weight[rank] : 0; break;
+    case ACT_SEND_FORWARD: cost.message_s = c->send[rank]; break;
+    case ACT_SEND_BACKWARD: cost.message_s = c->send_back[rank - 1]; break;
+    case ACT_REDUCE: cost.message_s = c->reduce_late[rank]; break;
+    default: break;
+    }
+    return cost;
+}
+// Returns the map of a model whose units are the stages, each with one storage, after a unit
+// without costs.
+static inline UnitMap plan_unit_map(int stages) {
+    UnitMap map = {};
+    size_t n = (size_t)stages + 1;
+    map.units = stages + 1;
+    map.storages = stages;
+    map.kept_gathered = -1;
+    map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map");
+    map.of_unit_count = new_array(int, n, "map");
+    for (int s = 0; s < stages; s++) {
+        map.of_unit[s + 1][0] = s;
+        map.of_unit_count[s + 1] = 1;
+    }
+    return map;
+}
+// Returns the step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce;
+// all ranks meet at the end.
+static inline Program stages_program(const StagePlan *p, const PlanCosts *c, int micro_batches) {
+    Program program = {.map = plan_unit_map(p->stages)};
+    program.ranks = p->stages;
+    program.rank = new_array(Schedule, p->stages, "schedules");
+    PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);
+    schedule_pipeline(&program, &plan, micro_batches, true);
+    placement_free(&plan.placement);
+    for (int s = 0; s < p->stages; s++) {
+        schedule_add(&program.rank[s], action_make(ACT_REDUCE, -1, s, 0));
+        schedule_add(&program.rank[s], action_make(ACT_NORM, -1, -1, 0));
+    }
+    return program;
+}
+// Returns the seconds of a step with this number of micro-batches.
+static inline double plan_replay(const StagePlan *p, const PlanCosts *c, int micro_batches) {
+    Program program = stages_program(p, c, micro_batches);
+    double step = schedule_simulate(&program, plan_action_cost, c, NULL);
+    program_free(&program);
+    return step;
+}
+// Returns how many micro-batches plan_simulate() replays.
+static inline int64_t plan_simulated_batches(const StagePlan *p, int64_t micro_batches) {
+    const int half = 2 * p->stages + 16;
+    const bool all = micro_batches <= 4 * half || p->kind == PIPELINE_GPIPE;
+    return all ? micro_batches : 3 * half;
+}
+// Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two
+// shorter replays: by then each further micro-batch takes the same time.
+static inline double plan_simulate(const StagePlan *p, const PlanCosts *c) {
+    int half = 2 * p->stages + 16, M = c->micro_batches;
+    if (plan_simulated_batches(p, M) == M) { return plan_replay(p, c, M); }
+    double longer = plan_replay(p, c, 2 * half);
+    return longer + (longer - plan_replay(p, c, half)) / half * (M - 2 * half);
+}
+// Returns the share of all ranks' time in which they do not compute.
+static inline double plan_bubble(const StagePlan *p, const PlanCosts *c, double step_s) {
+    double computing = 0, ranks = 0;
+    for (int s = 0; s < p->stages; s++) {
+        computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]);
+        ranks += p->replicas[s];
+    }
+    return 1 - computing / (ranks * step_s);
+}
+
+#endif

@@ -1,0 +1,268 @@
+// planner_model.h: the model that the planner plans for: a list of units, each with the time that a
+// sample takes forward and backward, the bytes of activations and parameters, and the bytes that
+// cross the border before the unit. All of these but the parameters scale with the samples. Prefix
+// sums give the cost of any stage. It is read from a profile (--profile), or timed (auto_stages.h).
+#ifndef PLANNER_MODEL_H
+#define PLANNER_MODEL_H
+
+#include "base/base.h"
+#include "base/json.h"
+#include "options.h"
+
+enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
+typedef struct {
+    int units;
+    // [units + 1] seconds of a sample in the units before this one
+    double *forward, *backward;
+    double *weight; // [units + 1] the part of backward that is weight parts
+    // [units + 1] bytes of activations that a sample's backward pass needs from the units before
+    double *activations;
+    // [units + 1] further bytes of gradients that a sample's waiting weight parts need
+    double *waiting;
+    double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
+    // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
+    double *cut;
+    // bytes of parameters, gradients and optimizer states for each byte of gradients
+    double states;
+    double batch; // samples with which the profile was taken
+} PlanModel;
+
+static inline PlanModel plan_model_make(int units) {
+    size_t n = (size_t)units + 1;
+    // fp32: parameters, gradients and two moments
+    PlanModel m = {
+        .units = units, .forward = new_array(double, 7 * n, "model"), .states = 4, .batch = 1};
+    m.backward = m.forward + n;
+    m.activations = m.forward + 2 * n;
+    m.parameters = m.forward + 3 * n;
+    m.cut = m.forward + 4 * n;
+    m.weight = m.forward + 5 * n;
+    m.waiting = m.forward + 6 * n;
+    return m;
+}
+static inline void plan_model_free(PlanModel *m) {
+    free(m->forward);
+    memset(m, 0, sizeof *m);
+}
+// Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
+// order. Half of the backward pass counts as the weight part, as for matrix products, and a waiting
+// weight part needs one gradient for each activation. plan_model_split() replaces these
+// assumptions.
+static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
+                                  double activation_bytes, double parameter_bytes) {
+    m->forward[u + 1] = m->forward[u] + forward_s;
+    m->backward[u + 1] = m->backward[u] + backward_s;
+    m->weight[u + 1] = m->weight[u] + backward_s / 2;
+    m->activations[u + 1] = m->activations[u] + activation_bytes;
+    m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
+    m->waiting[u + 1] = m->waiting[u] + activation_bytes;
+}
+// Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
+// waits.
+static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
+    m->weight[u + 1] = m->weight[u] + weight_s;
+    m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
+}
+
+// A profile while it is read: nodes in the file's order, edges as pairs of their indices.
+typedef struct {
+    const char *file;
+    Json json;
+    int model, nodes, edges;
+    double batch;
+    int *value, *place; // [nodes] value in the JSON file; unit that the node becomes
+    double *id;         // [nodes]
+    int (*edge)[2];     // [edges] indices of two nodes
+} ProfileReader;
+
+__attribute__((noreturn, format(printf, 2, 3))) static inline void
+profile_refuse(const ProfileReader *r, const char *format, ...) {
+    char what[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    die(EXIT_INPUT,
+        "--profile takes FILE or FILE:MODEL in the form of test/golden/dapple_profiles.json",
+        "%s: %s", r->file, what);
+}
+// Returns a member of an object that must be a number from low to high.
+static inline double profile_number(const ProfileReader *r, int object, const char *name,
+                                    double low, double high) {
+    int v = json_get(&r->json, object, name);
+    if (!json_is(&r->json, v, JSON_NUMBER)) {
+        profile_refuse(r, "\"%s\" is missing, or no number, at byte %zu", name,
+                       (size_t)(r->json.values[object].text - r->json.text));
+    }
+    double x = r->json.values[v].number;
+    if (!(x >= low && x <= high)) {
+        profile_refuse(r, "\"%s\" must be from %g to %g, found %g", name, low, high, x);
+    }
+    return x;
+}
+// Returns the bytes of a node's outputs: "act_bytes" is a number, or a list with one for each
+// tensor.
+static inline double profile_outputs(const ProfileReader *r, int node) {
+    const double most = 1e15;
+    int list = json_get(&r->json, node, "act_bytes");
+    double sum = 0;
+    if (!json_is(&r->json, list, JSON_ARRAY)) {
+        return profile_number(r, node, "act_bytes", 0, most);
+    }
+    for (int i = json_first(&r->json, list); i >= 0; i = json_next(&r->json, list, i)) {
+        double x = json_is(&r->json, i, JSON_NUMBER) ? r->json.values[i].number : -1;
+        if (!(x >= 0 && x <= most)) {
+            profile_refuse(r, "\"act_bytes\" must be numbers from 0 to %g", most);
+        }
+        sum += x;
+    }
+    return sum;
+}
+static inline bool profile_is_input(const ProfileReader *r, int node) {
+    int name = json_get(&r->json, node, "name");
+    const JsonValue *v = &r->json.values[name];
+    if (!json_is(&r->json, name, JSON_STRING)) { profile_refuse(r, "a node has no \"name\""); }
+    return v->bytes >= 5 && !memcmp(v->text, "Input", 5);
+}
+
+// Returns the model of this name in the file; for an empty name, the only one.
+static inline int profile_find_model(const ProfileReader *r, const char *name) {
+    const Json *j = &r->json;
+    int models = json_get(j, 0, "models"), count = json_members(j, models);
+    if (!json_is(j, models, JSON_OBJECT) || !count) {
+        profile_refuse(r, "there are no \"models\"");
+    }
+    int model = *name ? json_get(j, models, name) : count == 1 ? json_first(j, models) : -1;
+    if (model >= 0) { return model; }
+    char names[300] = "";
+    for (int i = json_first(j, models), n = 0; i >= 0 && n < 200; i = json_next(j, models, i)) {
+        n += snprintf(names + n, sizeof names - n, " %.*s",
+                      (int)min_i64(j->values[i].name_bytes, 60), j->values[i].name);
+    }
+    profile_refuse(r, "%s%.60s%s; it has%s", *name ? "no model \"" : "which model? Give FILE:MODEL",
+                   name, *name ? "\"" : "", names);
+}
+static inline int profile_node_of_id(const ProfileReader *r, double id) {
+    for (int i = 0; i < r->nodes; i++) {
+        if (r->id[i] == id) { return i; }
+    }
+    return -1;
+}
+static inline void profile_read_nodes(ProfileReader *r) {
+    int list = json_get(&r->json, r->model, "nodes"), at = json_first(&r->json, list),
+        count = json_members(&r->json, list);
+    if (count < 1 || count > PLAN_UNITS) {
+        profile_refuse(r, "from 1 to %d \"nodes\" are expected, found %d", PLAN_UNITS, count);
+    }
+    r->value = new_array(int, count * 2, "profile");
+    r->place = r->value + count;
+    r->id = new_array(double, count, "profile");
+    for (; r->nodes < count; r->nodes++, at = json_next(&r->json, list, at)) {
+        if (!json_is(&r->json, at, JSON_OBJECT)) {
+            profile_refuse(r, "node %d of the list is no object", r->nodes + 1);
+        }
+        double id = profile_number(r, at, "id", 0, 1e9);
+        if (profile_node_of_id(r, id) >= 0) { profile_refuse(r, "two nodes have the id %g", id); }
+        r->value[r->nodes] = at;
+        r->id[r->nodes] = id;
+    }
+}
+static inline void profile_read_edges(ProfileReader *r) {
+    const Json *j = &r->json;
+    int list = json_get(j, r->model, "edges"), count = json_members(j, list),
+        at = json_first(j, list);
+    if (!json_is(j, list, JSON_ARRAY) || count > PLAN_EDGES) {
+        profile_refuse(r, "a list of at most %d \"edges\" is expected", PLAN_EDGES);
+    }
+    r->edge = (int(*)[2])checked_calloc(count, sizeof(int[2]), "profile");
+    for (; r->edges < count; r->edges++, at = json_next(j, list, at)) {
+        int end = json_is(j, at, JSON_ARRAY) && json_members(j, at) == 2 ? json_first(j, at) : -1;
+        for (int k = 0; k < 2; k++, end = end >= 0 ? json_next(j, at, end) : -1) {
+            int node =
+                json_is(j, end, JSON_NUMBER) ? profile_node_of_id(r, j->values[end].number) : -1;
+            if (node < 0) { profile_refuse(r, "edge %d is no pair of ids of nodes", r->edges + 1); }
+            r->edge[r->edges][k] = node;
+        }
+    }
+}
+// Orders the nodes as units: in the file's order if every edge goes forward in it. Otherwise the
+// next unit is always the node with the least id among those whose inputs are ordered.
+static inline void profile_order(ProfileReader *r) {
+    bool forward = true;
+    int *inputs = new_array(int, r->nodes, "profile");
+    for (int e = 0; e < r->edges; e++) {
+        forward = forward && r->edge[e][0] < r->edge[e][1], inputs[r->edge[e][1]]++;
+    }
+    for (int i = 0; i < r->nodes; i++) { r->place[i] = forward ? i : -1; }
+    for (int n = 0; n < r->nodes && !forward; n++) {
+        int next = -1;
+        for (int i = 0; i < r->nodes; i++) {
+            if (r->place[i] < 0 && !inputs[i] && (next < 0 || r->id[i] < r->id[next])) { next = i; }
+        }
+        if (next < 0) { profile_refuse(r, "its \"edges\" form a cycle"); }
+        r->place[next] = n;
+        for (int e = 0; e < r->edges; e++) { inputs[r->edge[e][1]] -= r->edge[e][0] == next; }
+    }
+    free(inputs);
+}
+// A node's outputs cross every border up to the last node that uses them.
+static inline void profile_fill_cuts(const ProfileReader *r, const double *outputs, PlanModel *m) {
+    int *last = new_array(int, r->nodes, "profile");
+    for (int e = 0; e < r->edges; e++) {
+        last[r->edge[e][0]] = max_i64(last[r->edge[e][0]], r->place[r->edge[e][1]]);
+    }
+    for (int i = 0; i < r->nodes; i++) {
+        for (int u = r->place[i] + 1; u <= last[i]; u++) { m->cut[u] += outputs[i]; }
+    }
+    free(last);
+}
+static inline PlanModel profile_units(const ProfileReader *r) {
+    PlanModel m = plan_model_make(r->nodes);
+    m.batch = r->batch;
+    double *outputs = new_array(double, r->nodes, "profile");
+    int *node_at = new_array(int, r->nodes, "profile");
+    for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }
+    for (int u = 0; u < m.units; u++) {
+        int node = r->value[node_at[u]];
+        double scale = profile_is_input(r, node) ? 0 : 1, per_sample = scale / r->batch,
+               seconds = 1e-3 * per_sample;
+        double forward = profile_number(r, node, "fwd_ms", 0, 1e9),
+               backward = profile_number(r, node, "bwd_ms", 0, 1e9);
+        outputs[node_at[u]] = per_sample * profile_outputs(r, node);
+        plan_model_add(&m, u, seconds * forward, seconds * backward, outputs[node_at[u]],
+                       scale * profile_number(r, node, "param_bytes", 0, 1e15));
+    }
+    profile_fill_cuts(r, outputs, &m);
+    free_all(outputs, node_at);
+    if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
+        profile_refuse(r, "no node takes any time");
+    }
+    return m;
+}
+
+// Reads --profile FILE[:MODEL]:
+//   {"models":{NAME:{"profile_batch_size":, "edges":[[from,to]],
+//     "nodes":[{"id":,"name":,"fwd_ms":,"bwd_ms":,"act_bytes":,"param_bytes":}]}}}
+// Times and activations are those of the whole batch. Ends the program (EXIT_INPUT) on any other
+// text.
+static inline PlanModel profile_load(const char *text) {
+    char file[OPTION_TEXT_MAX + 1];
+    // the name of a file may contain a colon
+    const char *colon = access(text, F_OK) ? strrchr(text, ':') : NULL;
+    snprintf(file, sizeof file, "%.*s", colon ? (int)(colon - text) : OPTION_TEXT_MAX, text);
+    ProfileReader r = {};
+    r.file = file;
+    r.json = json_open("--profile takes FILE or FILE:MODEL", file);
+    r.model = profile_find_model(&r, colon ? colon + 1 : "");
+    if (!json_is(&r.json, r.model, JSON_OBJECT)) { profile_refuse(&r, "the model is no object"); }
+    r.batch = profile_number(&r, r.model, "profile_batch_size", 1, 1e9);
+    profile_read_nodes(&r);
+    profile_read_edges(&r);
+    profile_order(&r);
+    PlanModel m = profile_units(&r);
+    free_all(r.value, r.id, r.edge);
+    json_free(&r.json);
+    return m;
+}
+
+#endif

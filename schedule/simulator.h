@@ -1,0 +1,241 @@
+// simulator.h: predicts how long a program takes. It plays the program (walk.h) with
+// clocks. The caller gives the cost of each action (plan/costs.h).
+//
+// Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
+//            device, and for its disk. They run in parallel; each does one thing after another.
+// Waits      NORM waits for compute and collectives of all ranks. ACQUIRE waits for the gather of
+//            its storage. An action that writes a gradient into a buffer waits for the last REDUCE
+//            from it.
+// Messages   run in parallel with compute, in both directions at once. A message begins when the
+//            sender has reached its SEND, the receiver has reached its RECV (it then has a free
+//            buffer), and the sender's outgoing link and the receiver's incoming link are free. The
+//            compute actions of its micro-batch wait for it.
+// Steps      The step that is timed follows another one, as steps in a run do. (All ranks begin it
+//            together if the program has no NORM.)
+#ifndef SIMULATOR_H
+#define SIMULATOR_H
+
+#include "base/base.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
+#include "schedule/walk.h"
+#include "state/policy.h"
+
+enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
+typedef struct {
+    double compute_s, message_s;
+} ActionCost;
+typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
+typedef struct {
+    double begin_s, end_s; // of a RECV: when its wait begins, when the message is received
+} ActionTime;
+// Times of a rank.
+typedef struct {
+    double clock, comm;        // when compute, when collectives are done
+    double out, in;            // when the outgoing, the incoming link is free
+    double link, disk;         // when moves between host and device, to and from the disk are done
+    double busy;               // time spent computing
+    double stash[STASH_SLOTS]; // when the last move of activations is done
+    double came[DISK_PIECES];  // when the piece that was read into a buffer is on the host
+    int turns[2];              // buffer of the last piece that was read, that was used
+    double (*arrived)[CHANNELS]; // [micro] when the last message of a kind is received
+} RankTimes;
+// Times of a rank and storage.
+typedef struct {
+    double ready;        // its parameters are gathered or received
+    double left;         // the gradient in its own buffer has left
+    double left_of_slot; // the gradient in the slot of this number has left
+    double sum;          // the last sum, or part of one, is received
+} StorageTimes;
+typedef struct {
+    const Program *program;
+    ActionCosts cost;
+    const void *context;
+    ActionTime **times; // [rank][action] output; NULL: not wanted
+    RankTimes *rank;
+    StorageTimes *storage; // [rank][storage]
+    double meeting;        // when all ranks have reached NORM; negative before
+    double stats;          // when the last step statistics are received; nothing waits for them
+} Simulation;
+
+static inline StorageTimes *simulator_storage(const Simulation *s, int rank, int storage) {
+    return &s->storage[(int64_t)rank * s->program->map.storages + storage];
+}
+// Points to the time at which the buffer of a storage's gradient is free.
+static inline double *simulator_left(const Simulation *s, int rank, int storage) {
+    const int *slots = s->program->map.grad_slot;
+    return slots && slots[storage] >= 0 ? &simulator_storage(s, rank, slots[storage])->left_of_slot
+                                        : &simulator_storage(s, rank, storage)->left;
+}
+// Points to the time at which the data that a message carries is received. Nothing waits for step
+// statistics.
+static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
+    if (action_of_rows(a->kind)) {
+        return &s->rank[rank].arrived[a->micro][(a->kind - ACT_SEND_FORWARD) / 2];
+    }
+    return a->storage < 0                   ? &s->stats
+           : a->kind == ACT_RECV_PARAMETERS ? &simulator_storage(s, rank, a->storage)->ready
+                                            : &simulator_storage(s, rank, a->storage)->sum;
+}
+static inline void simulator_time(const Simulation *s, int rank, const Action *a, double begin,
+                                  double end) {
+    const ActionTime time = {begin, end};
+    if (s->times) { s->times[rank][a - s->program->rank[rank].actions] = time; }
+}
+static inline void simulator_wait(RankTimes *r, double until) { r->clock = fmax(r->clock, until); }
+// Plays one end of a message; the sender's end fixes the times. What an end computes for the
+// message (ActionCost.compute_s) is done before.
+static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost,
+                                     int peer) {
+    RankTimes *me = &s->rank[rank], *other = &s->rank[peer];
+    me->clock += cost.compute_s;
+    me->busy += cost.compute_s;
+    if (action_is(a->kind, RECEIVES)) {
+        double *arrived = simulator_arrived(s, rank, a);
+        *arrived = fmax(*arrived, me->in);
+        simulator_time(s, rank, a, me->clock, me->in);
+        return;
+    }
+    const double begin = fmax(fmax(me->clock, other->clock), fmax(me->out, other->in));
+    me->out = other->in = begin + cost.message_s;
+    simulator_time(s, rank, a, begin, me->out);
+}
+// A compute action waits for its messages, and for the buffers into which it writes gradients.
+static inline void simulator_await(Simulation *s, int rank, const Action *a) {
+    const UnitMap *map = &s->program->map;
+    // a forward needs its input; later actions need all other messages of the micro-batch
+    const bool forward = a->kind == ACT_FORWARD;
+    const double *arrived = s->rank[rank].arrived[a->micro];
+    for (int c = !forward; c < (forward ? 1 : CHANNELS); c++) {
+        simulator_wait(&s->rank[rank], arrived[c]);
+    }
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+        const int storage = map->of_unit[a->unit][k];
+        if (action_contributes(map, a, storage)) {
+            simulator_wait(&s->rank[rank], *simulator_left(s, rank, storage));
+        }
+    }
+}
+// Moves on to the next piece that is read (way 0) or used (way 1), and points to the time
+// at which it is on the host.
+static inline double *simulator_came(RankTimes *r, int way) {
+    r->turns[way] = (r->turns[way] + 1) % DISK_PIECES;
+    return &r->came[r->turns[way]];
+}
+// An action of states waits for what it reads: pieces on the host, or on the device.
+static inline void simulator_await_states(Simulation *s, int rank, const Action *a) {
+    const UnitMap *map = &s->program->map;
+    RankTimes *me = &s->rank[rank];
+    if (a->storage < 0) { return; }
+    const StorageTimes *storage = simulator_storage(s, rank, a->storage);
+    if (a->kind == ACT_ACQUIRE) { simulator_wait(me, storage->ready); }
+    if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { simulator_wait(me, storage->sum); }
+    if (a->kind == ACT_ORTHOGONALISE) { simulator_wait(me, me->comm); }
+    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->pieces &&
+        map->pieces[a->storage]) {
+        simulator_wait(me, me->link);
+    }
+    if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->on_disk &&
+        map->on_disk[a->storage]) {
+        simulator_wait(me, *simulator_came(me, 1));
+    }
+    if (a->kind == ACT_WRITE) { me->disk = fmax(me->disk, me->link); }
+}
+// All ranks meet. The first one to pass sees when each rank arrived; the slowest decides for all.
+static inline void simulator_meet(Simulation *s, int rank) {
+    double slowest = 0;
+    for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) {
+        slowest = fmax(slowest, fmax(s->rank[r].clock, s->rank[r].comm));
+    }
+    if (s->meeting < 0) { s->meeting = slowest; }
+    s->rank[rank].clock = s->meeting;
+}
+static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
+    Simulation *s = (Simulation *)context;
+    RankTimes *me = &s->rank[rank];
+    const ActionCost cost = s->cost(s->context, rank, a);
+    if (action_is_message(a->kind)) {
+        simulator_message(s, rank, a, cost, peer);
+        return;
+    }
+    const int slot = action_awaits_stash(&s->program->map, a);
+    if (action_computes(a->kind)) { simulator_await(s, rank, a); }
+    if (slot >= 0) { simulator_wait(me, me->stash[slot]); }
+    if (a->kind == ACT_NORM) { simulator_meet(s, rank); }
+    simulator_await_states(s, rank, a);
+    const double begin = me->clock;
+    me->clock += cost.compute_s;
+    me->busy += cost.compute_s;
+    double done = me->clock, *beside = action_is(a->kind, ON_DISK) ? &me->disk
+                                       : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE
+                                           ? &me->link
+                                           : &me->comm;
+    if (cost.message_s > 0) { *beside = done = fmax(*beside, me->clock) + cost.message_s; }
+    if (action_of_stash(a->kind)) { me->stash[stash_slot(a->unit)] = done; }
+    if (a->kind == ACT_PREFETCH) { simulator_storage(s, rank, a->storage)->ready = done; }
+    if (a->kind == ACT_READ) { *simulator_came(me, 0) = done; }
+    if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) {
+        *simulator_left(s, rank, a->storage) = done;
+    }
+    simulator_time(s, rank, a, begin, done);
+}
+// Plays one step. Returns when the last rank ends.
+static inline double simulator_step(Simulation *s) {
+    double end = 0;
+    int at;
+    s->meeting = -1;
+    for (int r = 0; r < s->program->ranks; r++) { s->rank[r].busy = 0; }
+    schedule_walk(s->program, &at, simulator_visit, s);
+    for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->rank[r].clock); }
+    for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->rank[r].clock = end; }
+    return end;
+}
+
+// Allocates the times of all actions of a program: [rank][action]. schedule_times_free frees them.
+static inline ActionTime **schedule_times(const Program *p) {
+    ActionTime **times = new_array(ActionTime *, p->ranks, "times");
+    for (int r = 0; r < p->ranks; r++) {
+        times[r] = new_array(ActionTime, p->rank[r].count, "times");
+    }
+    return times;
+}
+static inline void schedule_times_free(const Program *p, ActionTime **times) {
+    for (int r = 0; r < p->ranks; r++) { free(times[r]); }
+    free(times);
+}
+
+// Returns the predicted seconds of one step in a sequence of steps. busy ([ranks], or NULL)
+// receives each rank's compute time, so the bubble of a rank is 1 - busy / step. times
+// ([rank][action], or NULL) receives when each action begins and ends, counted from the end of the
+// step before.
+static inline double schedule_simulate_times(const Program *p, ActionCosts cost,
+                                             const void *context, double *busy,
+                                             ActionTime **times) {
+    Simulation s = {.program = p,
+                    .cost = cost,
+                    .context = context,
+                    .times = times,
+                    .rank = new_array(RankTimes, p->ranks, "simulator"),
+                    .storage = new_array(StorageTimes, p->ranks * p->map.storages, "simulator")};
+    double(*arrived)[CHANNELS] = (double(*)[CHANNELS])new_array(
+        double, CHANNELS *(int64_t)p->ranks * p->micro_batches, "simulator");
+    for (int r = 0; r < p->ranks; r++) {
+        s.rank[r].arrived = arrived + (int64_t)r * p->micro_batches;
+    }
+    const double first = simulator_step(&s), second = simulator_step(&s);
+    for (int r = 0; r < p->ranks; r++) {
+        if (busy) { busy[r] = s.rank[r].busy; }
+        for (int i = 0; i < p->rank[r].count && times; i++) {
+            times[r][i].begin_s -= first;
+            times[r][i].end_s -= first;
+        }
+    }
+    free_all(s.rank, s.storage, arrived);
+    return second - first;
+}
+static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context,
+                                       double *busy) {
+    return schedule_simulate_times(p, cost, context, busy, NULL);
+}
+
+#endif
