@@ -296,6 +296,7 @@ CHAINS = {
     "quantized": (2, "--zero 2 --zero-quantized-gradients 1"),
     "private": (1, f"--dp-noise 1 {KEY} --dp-show-private 1"),
     "skips": (1, "--skip-loss-z 1 --skip-grad-z 1"),
+    "diverges": (1, "--lr 1e9 --max-skipped 2"),
     "documents": (2, "--windows document --lr-schedule wsd"),
 }
 EMULATED_CHAINS = ("plain", "zero 3 bf16", "offload")

@@ -194,15 +194,19 @@ class RoundTrip(InFolder):
         """Where newer folders say how positions turn: rope_parameters counts as the keys beside it
         do."""
 
-        def loss(**keys):
+        def write(keys):
+            """None: without the key."""
             config = json.loads(self.config) | keys
+            config = {key: value for key, value in config.items() if value is not None}
             (self.folder / "rotary" / "config.json").write_text(json.dumps(config))
+
+        def loss(**keys):
+            write(keys)
             flags = dict(model=self.folder / "rotary", steps=0, val_every=1)
             return harness.train(**flags).of("val")[0]["loss"]
 
         def refused(**keys):
-            config = json.loads(self.config) | keys
-            (self.folder / "rotary" / "config.json").write_text(json.dumps(config))
+            write(keys)
             model = self.folder / "rotary"
             return harness.train(model=model, steps=0, code=harness.EXIT_INPUT).err
 
