@@ -3,7 +3,7 @@
 #define CORES_H
 
 #include "base/base.h"
-#include <sched.h>     // cpu_set_t
+#include <sched.h> // cpu_set_t
 
 // Parses a set of cores such as "0-15,32-47", in the form of Linux's /sys. Returns false if the
 // text is malformed or names no core.

@@ -3,7 +3,7 @@
 #define VERSION_H
 
 #include "cli/option_help.h"
-#include "comm/mpi_alone.h"
+#include "comm/mpi.h"
 #include "ops/ops.h"
 
 #define TRAIN_GPT_VERSION "2.0"

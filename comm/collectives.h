@@ -14,7 +14,7 @@
 
 #include "base/base.h"
 #include "comm/group.h"
-#include "comm/mpi_alone.h"
+#include "comm/mpi.h"
 #include "comm/records.h"
 #include "comm/watchdog.h"
 

@@ -26,11 +26,10 @@
 #include "comm/group.h"
 #include "comm/messages.h"
 #include "comm/mpi.h"
-#include "comm/mpi_alone.h"
 #include "comm/progress.h"
 #include "comm/records.h"
 #include "comm/watchdog.h"
-#include <limits.h>        // INT_MAX
+#include <limits.h> // INT_MAX
 
 enum {
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known

@@ -6,7 +6,7 @@
 #define COMM_MESSAGES_H
 
 #include "base/base.h"
-#include "comm/mpi_alone.h"
+#include "comm/mpi.h"
 #include "comm/records.h"
 #include "comm/watchdog.h"
 

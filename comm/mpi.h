@@ -4,6 +4,7 @@
 #define COMM_MPI_H
 
 #ifdef WITHOUT_MPI
+#include "comm/mpi_alone.h" // IWYU pragma: export
 enum { HAS_MPI = 0 };
 #define MPIRUN ""
 #define ONE_RANK_HINT "; this program was built for one rank, without MPI (make MPI=0)"

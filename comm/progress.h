@@ -11,7 +11,7 @@
 #include "comm/messages.h"
 #include "comm/records.h"
 #include "comm/watchdog.h"
-#include <sched.h>            // sched_yield
+#include <sched.h> // sched_yield
 
 static Comm *comm_running; // for comm_progress(), which takes no argument
 

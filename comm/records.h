@@ -6,8 +6,7 @@
 // groups; included first, because base.h below it requests the GNU extensions
 #include "base/base.h"
 #include "comm/group.h"
-#include "comm/mpi_alone.h"
-
+#include "comm/mpi.h"
 
 enum {
     COMM_QUEUE = 1024,    // limit of collectives begun and not complete

@@ -13,10 +13,10 @@
 
 #include "base/base.h"
 #include "comm/group.h"
-#include "comm/mpi_alone.h"
+#include "comm/mpi.h"
 #include "comm/records.h"
-#include <signal.h>       // the deadline of MPI's own start and end
-#include <spawn.h>        // starts a shell that outlives this rank
+#include <signal.h> // the deadline of MPI's own start and end
+#include <spawn.h>  // starts a shell that outlives this rank
 
 static const double COMM_STOPPED_S = 2; // a rank of this machine stopped for so long counts as lost
 // Seconds between two looks of the watch, between two questions to a rank, and that one look may

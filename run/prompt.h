@@ -15,7 +15,7 @@
 #include "run/trainer.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_encode.h"
-#include <poll.h>                   // waits for standard input
+#include <poll.h> // waits for standard input
 
 enum {
     PROMPT_CONTEXT = 1024,  // positions of --prompt where --seq-len does not say it, at most

@@ -35,7 +35,7 @@
 #include "state/planned.h"
 #include "state/update.h"
 #include "text/tokenizer.h"
-#include <signal.h>                // graceful stop
+#include <signal.h> // graceful stop
 
 // The data of a run.
 typedef struct {

@@ -11,7 +11,8 @@
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
     layers     docs/source.md lists the folders from the top layer to the bottom, and every file; a
                file includes only files of its own folder and of folders below it, never in a circle
-    uses       a file includes each file whose functions, types or constants it uses
+    uses       a file includes each file whose functions, types or constants it uses, or one that
+               passes them on ("IWYU pragma: export" behind its include)
 
 Prints a line for each finding; the exit status is 1 if there is one.
 """
@@ -288,6 +289,11 @@ class Project:
         for name, file, _, kind in (line.split("\t")[:4] for line in said.splitlines()):
             if file.endswith(".h"):
                 homes.setdefault(name, {})[file] = kind
+        passed_on = {
+            part: name
+            for name in whole
+            for part in re.findall(r'#include "(.*)" // IWYU pragma: export', self.text[name])
+        }
         for name in whole:
             included = set(self.includes(name))
             text = blank(self.text[name])
@@ -297,6 +303,7 @@ class Project:
                 if len(home) != 1 or name in home:
                     continue
                 (file, kind), *_ = home.items()
+                file = passed_on.get(file, file)
                 if kind in ("function", "prototype") and not called and "_" not in word:
                     continue  # a variable of the same name
                 if file in self.reached(name) - included:

@@ -27,7 +27,7 @@
 #define CYCLIC_PROOF_H
 
 #include "schedule/cyclic_windows.h" // schedules
-#include "deferred_proof.h"        // orders in which ranks may run them
+#include "deferred_proof.h"          // orders in which ranks may run them
 
 typedef struct {
     // owner of the buffer's gradient: the last piece in it, counted through the steps; -1: the
