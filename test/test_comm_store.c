@@ -11,6 +11,7 @@
 //
 // TEST_ALL=1: every combination; else some of each.
 // Last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed.
+#include "zero.h"
 #include "counts.h" // report; before what needs GNU's extensions
 #include "ops/cpu/ops_cpu.h"
 

@@ -4,6 +4,8 @@
 // files lie as llm.c's, initial values are what the banner says, and every descriptor is the model
 // that its name promises. What must end the program runs in a child, whose exit code and message
 // are checked.
+#include "model/presets.h"
+#include "zero.h"
 #include "ops/cpu/ops_cpu.h"
 #include "checkpoint/checkpoint.h"
 #include "run/generate.h"

@@ -3,6 +3,7 @@
 // a message that names the flag; that every pair of the pair table can be met; that --help and
 // --compat leave nothing out; that flags of other programs get their hint; and how a file of flags
 // is read. Each command line below is parsed for real.
+#include "ops/cpu/ops_cpu.h"
 #include "cli/option_help.h"
 #include "cli/option_parser.h"
 

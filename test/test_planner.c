@@ -1,6 +1,7 @@
 // test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
 // any form, good and bad; the paper's plans on its configurations A and C; plans against brute
 // force and against PipeDream's; times of planning.
+#include "ops/cpu/ops_cpu.h"
 #include "planner/plan_answer.h"
 
 #include "harness.h"

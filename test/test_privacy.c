@@ -3,6 +3,7 @@
 // holds every setting exactly and no other setting goes on from it; the key is in its file alone,
 // readable by its owner, and nothing resumes without it; steps that drew noise are not drawn again
 // under other flags; what is claimed is rounded up.
+#include "ops/cpu/ops_cpu.h"
 #include "cli/option_parser.h"
 #include "run/privacy_ledger.h"
 #include "report/privacy_report.h"

@@ -16,7 +16,7 @@
 //   full    the file cannot be allocated
 // Quantized gradients of the tests' small models travel in several parcels here.
 #include <signal.h>
-#include "schedule/schedule.h" // Action
+#include "schedule/actions.h" // Action
 
 #define BUCKET_ELEMENTS 20000
 #include <stdbool.h>
