@@ -170,8 +170,7 @@ static inline bool dataset_shares_file(const char *pattern, const char *other) {
     struct stat *a = data_files(pattern, &n), *b = data_files(other, &m);
     bool shares = !strcmp(pattern, other);
     for (size_t i = 0; i < n * m && !shares; i++) {
-        const struct stat *x = &a[i / m], *y = &b[i % m];
-        shares = S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+        shares = stat_same(&a[i / m], &b[i % m]);
     }
     free_all(a, b);
     return shares;

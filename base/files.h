@@ -182,13 +182,16 @@ static inline FileIdentity file_identity(const char *path) {
     if (!path_resolve(path, f.path)) { f.path[0] = 0; }
     return f;
 }
+// Returns whether both are the status of one regular file, by whatever path or link it was found.
+static inline bool stat_same(const struct stat *x, const struct stat *y) {
+    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
 // Returns whether writing one file would change the other. Files that are not regular, such as
 // /dev/null or a pipe, keep nothing.
 static inline bool file_same(const FileIdentity *a, const FileIdentity *b) {
     if (a->there != b->there) { return false; }
     if (!a->there) { return *a->path && !strcmp(a->path, b->path); }
-    const struct stat *x = &a->info, *y = &b->info;
-    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+    return stat_same(&a->info, &b->info);
 }
 // Returns the name after the last slash of a resolved path.
 static inline const char *path_name(const char *path) {
