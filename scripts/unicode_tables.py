@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import Regex, normalizers
 
-MODEL = Path(__file__).resolve().parent.parent / "model"
+TEXT = Path(__file__).resolve().parent.parent / "text"
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 CLASSES = {"LETTER": r"\p{L}", "NUMBER": r"\p{N}", "MARK": r"\p{M}", "SPACE": r"\s"}
 # Two assigned in a version of Unicode and not in the one before; the package knows the first.
@@ -103,7 +103,7 @@ def write(name, comment, *parts):
     head = "".join(f"// {line}".rstrip() + "\n" for line in comment)
     text = f"{head}#ifndef {guard}\n#define {guard}\n\n#include <stdint.h> // the tables\n\n"
     body = "// clang-format off\n" + "\n".join(parts) + "// clang-format on\n"
-    (MODEL / name).write_text(f"{text}{body}\n#endif\n")
+    (TEXT / name).write_text(f"{text}{body}\n#endif\n")
 
 
 def main():

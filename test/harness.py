@@ -138,6 +138,16 @@ def make_temporary():
 TEMPORARY = make_temporary()
 
 
+def program_sources():
+    """What `make train_gpt` reads: paths from the project's folder on."""
+    found = [
+        os.path.relpath(path, ROOT)
+        for pattern in ("Makefile", "*.[ch]", "*/*.h", "*/*/*.h")
+        for path in glob.glob(os.path.join(ROOT, pattern))
+    ]
+    return [path for path in found if not path.startswith(("test/", "build/"))]
+
+
 def scratch():
     """A new, empty folder."""
     return tempfile.mkdtemp(dir=TEMPORARY)

@@ -2107,11 +2107,7 @@ class Controls(PrivateCheck):
         """With each (file, old, new) of the changes made."""
         folder = os.path.join(scratch(), "faulty")
         os.mkdir(folder)
-        for name in ["Makefile"] + [
-            os.path.relpath(path, ROOT)
-            for pattern in ("*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
-            for path in glob.glob(os.path.join(ROOT, pattern))
-        ]:
+        for name in harness.program_sources():
             os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for file, old, new in changes:

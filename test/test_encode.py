@@ -176,7 +176,7 @@ import pathlib, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
 import unicode_tables
-unicode_tables.MODEL = pathlib.Path(sys.argv[2])
+unicode_tables.TEXT = pathlib.Path(sys.argv[2])
 unicode_tables.main()
 """
 
@@ -416,7 +416,7 @@ class TokenizerJson(Encodes):
     @need("tokenizers")
     def test_unicode_tables(self):
         """They are what the script makes, of the same version of the package."""
-        committed = [Path(ROOT, "model", f"unicode_{name}.h") for name in ("classes", "normal")]
+        committed = [Path(ROOT, "text", f"unicode_{name}.h") for name in ("classes", "normal")]
         version = re.search(r"tokenizers (\S+);", committed[0].read_text())[1]
         code = "import importlib.metadata as m; print(m.version('tokenizers'))"
         found = self.oracle(code).decode().strip()

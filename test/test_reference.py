@@ -1198,15 +1198,9 @@ static inline int fault(int n) {
 
     def program(self, faults):
         folder = os.path.join(scratch(), "faulty")
-        sources = [
-            path
-            for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h", "[!t]*/*/*.h")
-            for path in glob.glob(os.path.join(ROOT, pattern))
-        ]
-        for path in sources:
-            file = os.path.relpath(path, ROOT)
+        for file in harness.program_sources():
             mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
-            text = self.planted(harness.get(path).decode(), file, mine)
+            text = self.planted(harness.get(os.path.join(ROOT, file)).decode(), file, mine)
             if file == "base/base.h":
                 text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
             os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
