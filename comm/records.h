@@ -3,7 +3,6 @@
 #ifndef COMM_RECORDS_H
 #define COMM_RECORDS_H
 
-// groups; included first, because base.h below it requests the GNU extensions
 #include "base/base.h"
 #include "comm/group.h"
 #include "comm/mpi.h"

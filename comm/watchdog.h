@@ -18,6 +18,9 @@
 #include <signal.h> // the deadline of MPI's own start and end
 #include <spawn.h>  // starts a shell that outlives this rank
 
+// A rank that has answered since this one saw progress is alive: it waits for another one, which it
+// finds itself, and says so within this time (die).
+static const double COMM_SPEAKS_S = 4;
 static const double COMM_STOPPED_S = 2; // a rank of this machine stopped for so long counts as lost
 // Seconds between two looks of the watch, between two questions to a rank, and that one look may
 // add to the clock.
@@ -291,8 +294,9 @@ static inline void comm_watch(Comm *c) {
             p->asked = c->clock;
             comm_send_watch_message(c, r, TAG_QUESTION, 0);
         }
-        double silent = c->clock - fmax(p->fresh, c->fresh);
-        if (silent > c->timeout_s) { comm_lost(c, r, "no sign of progress", silent); }
+        const double silent = c->clock - fmax(p->fresh, c->fresh),
+                     limit = c->timeout_s + (p->answered > c->fresh ? COMM_SPEAKS_S : 0);
+        if (silent > limit) { comm_lost(c, r, "no sign of progress", silent); }
     }
 }
 

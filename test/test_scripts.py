@@ -1679,6 +1679,7 @@ class Setup(InFolder):
         "clang-tidy",
         "tc",
         "shellcheck",
+        "ctags",
     )
 
     def debian(self, apt="exit 0", user=0):
