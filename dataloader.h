@@ -169,9 +169,7 @@ static inline bool dataset_shares_file(const char *pattern, const char *other) {
     size_t n, m;
     struct stat *a = data_files(pattern, &n), *b = data_files(other, &m);
     bool shares = !strcmp(pattern, other);
-    for (size_t i = 0; i < n * m && !shares; i++) {
-        shares = stat_same(&a[i / m], &b[i % m]);
-    }
+    for (size_t i = 0; i < n * m && !shares; i++) { shares = stat_same(&a[i / m], &b[i % m]); }
     free_all(a, b);
     return shares;
 }
