@@ -1,8 +1,8 @@
 // cyclic.h: builds the schedules of Cyclic Data Parallelism (Fournier and Oyallon, arXiv
 // 2403.08837): which micro-batch computes which stage when and where, with which version of the
 // parameters. schedule/cyclic_routes.h says how sums and new parameters travel, and
-// schedule/cyclic_windows.h makes the lists of actions. Nothing else knows about the delay; the store
-// just keeps the versions it is asked for.
+// schedule/cyclic_windows.h makes the lists of actions. Nothing else knows about the delay; the
+// store just keeps the versions it is asked for.
 //
 // Rule       A step has N micro-batches i = 1..N, and the model is cut into N stages j = 1..N.
 //            Micro-batch i computes stage j, forward and backward, with theta_t (fresh) or

@@ -166,7 +166,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                                 \
       "linear warm-up; a shorter run ends within it")                                              \
     NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \
-      "of the peak, at the last step; 0.1 where --lr-schedule cosine is given")                                                             \
+      "of the peak, at the last step; 0.1 where --lr-schedule cosine is given")                    \
     NUM("optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")       \
     NUM("optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                       \
     NUM("optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "of adamw")                    \

@@ -150,8 +150,8 @@ static void check_begun(const Config *c, const ModelSpec *spec) {
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 // Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here, and what --export keeps; sizes that depend on the model are chosen.
-// All ranks call it.
+// dtype and shape are read here, and what --export keeps; sizes that depend on the model are
+// chosen. All ranks call it.
 static ModelSpec read_model(Config *c, const Machine *m, HfKept *kept, Comm *comm) {
     Options *o = &c->options;
     GptConfig config;

@@ -170,8 +170,8 @@ static inline void out_folder_check_stop(const char *out) {
         die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path.at);
     }
 }
-// Returns whether OUT has no checkpoint, whole or damaged, nor what a name suggests to be one. What a
-// crash has left half-written does not count.
+// Returns whether OUT has no checkpoint, whole or damaged, nor what a name suggests to be one. What
+// a crash has left half-written does not count.
 static inline bool out_folder_has_none(const char *out) {
     DIR *d = opendir(out);
     bool none = d || errno == ENOENT;

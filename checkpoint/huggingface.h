@@ -1,6 +1,6 @@
 // huggingface.h: models as folders of Hugging Face: config.json and safetensors, read by --model
-// and written by --export. `hf_gpt2` and `hf_llama` say which of their tensors are in which of ours.
-// Source: huggingface/transformers, models/{gpt2,llama,qwen2,qwen3}.
+// and written by --export. `hf_gpt2` and `hf_llama` say which of their tensors are in which of
+// ours. Source: huggingface/transformers, models/{gpt2,llama,qwen2,qwen3}.
 #ifndef HUGGINGFACE_H
 #define HUGGINGFACE_H
 

@@ -1,5 +1,5 @@
-// huggingface_config.h: config.json of a folder of Hugging Face: which model it means, and what of it
-// --export keeps.
+// huggingface_config.h: config.json of a folder of Hugging Face: which model it means, and what of
+// it --export keeps.
 // Source: huggingface/transformers 5: configurations and rotary positions of gpt2, llama, qwen2 and
 // qwen3. test/make_huggingface_golden.py compares each key.
 #ifndef HUGGINGFACE_CONFIG_H
@@ -357,8 +357,8 @@ static inline HfKept hf_keep(const HfConfig *c, const char *folder) {
     return kept;
 }
 
-// Returns the row of hf_models that a configuration is of. Ends the program (EXIT_INPUT) if there is
-// none.
+// Returns the row of hf_models that a configuration is of. Ends the program (EXIT_INPUT) if there
+// is none.
 static inline int hf_model_type(const HfConfig *c) {
     for (int i = 0; i < LENGTH_OF(hf_models); i++) {
         const int type = json_get(&c->json, 0, "model_type");

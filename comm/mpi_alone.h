@@ -3,8 +3,8 @@
 //
 // One rank     Groups have one member. A collective copies what the rank itself contributes. No
 //              operation fails.
-// No messages  A rank sends nothing to itself (a group of one copies), so to send or to receive is a
-//              programmer error. The only request is the watch's persistent receive, which nobody
+// No messages  A rank sends nothing to itself (a group of one copies), so to send or to receive is
+//              a programmer error. The only request is the watch's persistent receive, which nobody
 //              answers: it is never complete.
 // Launchers    MPI_Init_thread() refuses to be one of several processes of a launcher. Each of them
 //              would train the whole model, and write the same files.

@@ -12,8 +12,8 @@ typedef struct {
     double needed, memory; // bytes of the rank that needs most; of a device (INFINITY: not known)
 } Forecast;
 
-// Returns the share of the peak at which a step of so many flops runs. NAN: not known; also where the
-// step is faster than the peak, which then was measured too low.
+// Returns the share of the peak at which a step of so many flops runs. NAN: not known; also where
+// the step is faster than the peak, which then was measured too low.
 static inline double mfu_of(double flops, double step_s, double peak) {
     const double share = flops / step_s / peak;
     return flops > 0 && peak > 0 && share <= 1 ? share : (double)NAN;

@@ -29,8 +29,8 @@ typedef struct {
     double bytes_per_s; // streaming memory
     // rate at which a rank sends inside its node, and to other nodes, while all others do the same
     double message_bytes_per_s[LINK_KINDS];
-    // Peak that MFU refers to: what the instructions of products do at most on this rank's cores, or
-    // what the device's maker states. No product is faster.
+    // Peak that MFU refers to: what the instructions of products do at most on this rank's cores,
+    // or what the device's maker states. No product is faster.
     double peak_flops_per_s;
     const char *instructions;     // of products on a CPU; "": not known
     const char *device;           // its name; "": the CPU

@@ -2,8 +2,8 @@
 //
 // With --cluster no run starts from the flags, so the defaults of a run need not count: sequences
 // are as long as those that such models were trained on, and a step has as many tokens as GPT-3 of
-// that size had. A forecast for these ranks is one of the run that the same flags start: it has that
-// run's defaults. Both are printed.
+// that size had. A forecast for these ranks is one of the run that the same flags start: it has
+// that run's defaults. Both are printed.
 #ifndef SIZES_H
 #define SIZES_H
 
@@ -59,8 +59,9 @@ static inline void sizes_choose_length(Config *c, GptConfig *model, int ranks) {
     if (free_length) { model->max_seq_len = length; }
     c->chosen_length = true;
 }
-// Sets --batch-tokens where it may be chosen. Where the micro-batch is not searched for, a flag that
-// gives a part of the step (sequences, micro-batches) gives the step: one micro-batch for each rank.
+// Sets --batch-tokens where it may be chosen. Where the micro-batch is not searched for, a flag
+// that gives a part of the step (sequences, micro-batches) gives the step: one micro-batch for each
+// rank.
 static inline void sizes_choose_batch(Config *c, const GptConfig *model, int ranks) {
     Options *o = &c->options;
     const bool *given = c->given.at, searches = o->fit || o->plan || options_plans(o);

@@ -45,7 +45,8 @@ typedef struct {
     // hashes: of the key; of the training data, and of what all ranks multiply with (the caller
     // sets these two before privacy_begin()); of flags, data and products
     uint64_t fingerprint, data, products, path;
-    // what multiplied in the steps of the checkpoint ("": unknown), and does here (ops_arithmetic())
+    // what multiplied in the steps of the checkpoint ("": unknown), and does here
+    // (ops_arithmetic())
     char arithmetic[2][200];
     int ledger; // descriptor of OUT/dp_steps on rank 0, or -1; its content:
     // number of steps that have drawn noise; the first step (from 0) with the last one's path

@@ -23,9 +23,9 @@ static inline int64_t validation_samples(const Config *c, const Dataset *val) {
     int64_t all = val->windows, asked = c->options.val_batches * c->samples;
     return asked < 0 || (val->labels && asked > all) ? all : asked;
 }
-// Returns the tokenizer file that a checkpoint was trained with: a copy in the folder of its run, or
-// where its manifest says that the file was. Returns NULL if it is not there, and in `path` where it
-// was; "" if the checkpoint has none.
+// Returns the tokenizer file that a checkpoint was trained with: a copy in the folder of its run,
+// or where its manifest says that the file was. Returns NULL if it is not there, and in `path`
+// where it was; "" if the checkpoint has none.
 static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vocab, char *path,
                                                   size_t bytes) {
     Text why;

@@ -33,8 +33,8 @@ enum {
     COLLECTIVE = 1 << 9, // of the ranks that have its storage
     MOVES = 1 << 10,     // between host and device
     ON_DISK = 1 << 11,   // between host and disk
-    // a store operation that may be deferred (executor/deferred.h): operations on the parameters of a
-    // storage are done in order, and those on its sums
+    // a store operation that may be deferred (executor/deferred.h): operations on the parameters of
+    // a storage are done in order, and those on its sums
     ON_PARAMETERS = 1 << 12,
     ON_SUM = 1 << 13,
     // what must not happen while such an operation is deferred: the storage's next gradient is

@@ -5,8 +5,8 @@
 // Policies lower them: zero.h inserts PREFETCH, ACQUIRE, RELEASE, REDUCE, NORM and UPDATE into the
 // same arrays; this file inserts RECOMPUTE, CLIP and the moves of activations. Nothing else happens
 // in a step. So ONE validator proves a program before it runs (schedule/validator.h), ONE executor
-// runs it (executor/executor.h), ONE simulator times it (schedule/simulator.h), ONE printer prints it,
-// and predicted traffic is a sum over actions.
+// runs it (executor/executor.h), ONE simulator times it (schedule/simulator.h), ONE printer prints
+// it, and predicted traffic is a sum over actions.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
@@ -39,8 +39,8 @@ typedef struct {
     int *param_slot, *grad_slot;
     bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
     bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
-    // [storages] first storage of the bucket in which its gradient travels (state/planned.h); -1: it
-    // travels alone
+    // [storages] first storage of the bucket in which its gradient travels (state/planned.h); -1:
+    // it travels alone
     int *bucket;
     bool *tied;  // [storages] used by several stages: its gradient is reduced last
     int *pieces; // [storages] pieces in which states on the host are updated; 0: none there

@@ -127,8 +127,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
 
 // -------------------------------------------------------------------------------------------------
 // Order of collectives. They are matched by their order, so two ranks must start those in which
-// both take part in the same order. A rank takes part in the collectives of the storages to which it
-// contributes, or which its units use in a pass that does not train.
+// both take part in the same order. A rank takes part in the collectives of the storages to which
+// it contributes, or which its units use in a pass that does not train.
 
 static inline bool validator_share(const Validator *v, int q, int r, int storage) {
     const int storages = v->map->storages;

@@ -256,8 +256,8 @@ static inline void validator_forget(Validator *v, int micro) {
     rank_run(v)->held.clips--;
     m->kept = false;
 }
-// The last weight part of a micro-batch on this rank frees what the micro-batch used. In a pass that
-// does not train, the last forward does.
+// The last weight part of a micro-batch on this rank frees what the micro-batch used. In a pass
+// that does not train, the last forward does.
 static inline void validator_free(Validator *v, int micro) {
     RankRun *rank = rank_run(v);
     const bool last = !micro_run(v, micro)->open;

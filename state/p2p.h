@@ -12,8 +12,8 @@
 //           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
-// Deferred  Store operations that would wait for messages may be deferred (executor/deferred.h). Each
-//           storage has channels of its own, so that both ends may post messages in different
+// Deferred  Store operations that would wait for messages may be deferred (executor/deferred.h).
+//           Each storage has channels of its own, so that both ends may post messages in different
 //           orders. A transport with a single channel has no deferred operations.
 #ifndef P2P_H
 #define P2P_H

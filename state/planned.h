@@ -261,11 +261,11 @@ static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ?
 static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
     return round_up(bounds[x->group->n], 64);
 }
-// Fills first[] ([storages]) with the first storage of each storage's bucket; -1: it is in none. The
-// storages of a bucket are neighbours, have the same owners, and are always reduced one directly
-// after another. So tied ones, which are reduced at the end of the step, are apart from the others;
-// and so is the head's own table, whose gradient the head's input part makes: in a zero-bubble
-// schedule the head's other gradients follow micro-batches later.
+// Fills first[] ([storages]) with the first storage of each storage's bucket; -1: it is in none.
+// The storages of a bucket are neighbours, have the same owners, and are always reduced one
+// directly after another. So tied ones, which are reduced at the end of the step, are apart from
+// the others; and so is the head's own table, whose gradient the head's input part makes: in a
+// zero-bubble schedule the head's other gradients follow micro-batches later.
 static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Owners *h,
                                 int *first) {
     int64_t elements = 0;
