@@ -105,7 +105,9 @@ class Start(harness.TestCase):
             before = text.decode().replace("\r\n", "\n").split("\r")[0]
             longest[width] = max(map(len, before.splitlines()))
         self.assertLessEqual(longest[60], 60)
-        self.assertTrue(60 < longest[80] == longest[0] <= 80 < longest[132] <= 132, longest)
+        # the rows have measured figures, whose lengths differ from run to run
+        self.assertTrue(60 < longest[0] <= 80, longest)
+        self.assertTrue(60 < longest[80] <= 80 < longest[132] <= 132, longest)
 
     def test_help(self):
         """One screen, that says where the rest is."""
