@@ -1606,7 +1606,7 @@ done
             self.assertRegex(
                 said,
                 r"\Ampicc is missing: scripts/setup\.sh build installs MPI; make MPI=0 builds for "
-                r"one rank, without MPI\nmake: \*\*\* .* Error 2\n\Z",
+                r"one rank, without MPI\nmake(\[\d+\])?: \*\*\* .* Error 2\n\Z",
             )
 
     def test_refused(self):
