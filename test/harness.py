@@ -19,12 +19,14 @@ TRAIN_GPT=FILE tests another binary than ./train_gpt. Standard library only.
 import array
 import atexit
 import concurrent.futures
+import fcntl
 import glob
 import heapq
 import importlib.util
 import itertools
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -33,6 +35,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 from pathlib import Path
@@ -548,6 +551,24 @@ class Job:
 
 def train(ranks=1, code=EXIT_DONE, **changes):
     return Job(ranks, **changes).done(code)
+
+
+def train_on_terminal(width=None, **changes):
+    """The job, and the bytes that a terminal of so many columns received."""
+    master, slave = pty.openpty()
+    if width is not None:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    job = Job(stdout=slave, **changes)
+    os.close(slave)
+    text = b""
+    try:
+        while chunk := os.read(master, 65536):
+            text += chunk
+    except OSError:
+        pass  # the end of a terminal
+    job.done()
+    os.close(master)
+    return job, text
 
 
 def at_once(function, cases):

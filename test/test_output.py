@@ -90,18 +90,7 @@ class Start(harness.TestCase):
         """Rows fit it, whatever it is; where there is none, or it does not tell, 80 columns."""
         longest = {}
         for width in (0, 60, 80, 132):
-            master, slave = pty.openpty()
-            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-            job = Job(stdout=slave, steps=1, val_every=0, val=None)
-            os.close(slave)
-            text = b""
-            try:
-                while chunk := os.read(master, 65536):
-                    text += chunk
-            except OSError:
-                pass  # the end of a terminal
-            job.done()
-            os.close(master)
+            _, text = harness.train_on_terminal(width, steps=1, val_every=0, val=None)
             before = text.decode().replace("\r\n", "\n").split("\r")[0]
             longest[width] = max(map(len, before.splitlines()))
         self.assertLessEqual(longest[60], 60)

@@ -37,7 +37,6 @@ import glob
 import json
 import math
 import os
-import pty
 import random
 import re
 import resource
@@ -1552,17 +1551,7 @@ class Log(TestCase):
         self.assertEqual(
             losses, [(str(k + 1), f"{loss:.6f}") for k, loss in enumerate(job.losses())]
         )
-        master, slave = pty.openpty()
-        job = Job(stdout=slave, steps=2)
-        os.close(slave)
-        text = b""
-        try:
-            while chunk := os.read(master, 65536):
-                text += chunk
-        except OSError:
-            pass  # the end of a terminal
-        job.done()
-        os.close(master)
+        _, text = harness.train_on_terminal(steps=2)
         self.assertRegex(text, rb"\r\[#+\.*\] 2/2 ")
 
 
