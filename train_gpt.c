@@ -24,6 +24,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "base/base.h"
 #include "base/files.h"
 #include "base/process.h"
+#include "base/spin.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/huggingface.h"
@@ -604,7 +605,9 @@ static void start(Job *j, int argc, char **argv) {
     if (j->comm.rank == 0) { outputs_check(o); }
     comm_place(&j->comm, (int)o->ranks_per_node);
     j->comm.timeout_s = o->watchdog;
+    const int cores = omp_get_num_procs(); // before the rank is bound to its part of them
     j->stream.threads = comm_bind_to_cores(&j->comm, o->threads, NULL);
+    spin_follow_load(j->stream.threads, cores);
     j->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < j->argc && n < (int)sizeof j->command; i++) {
         n += snprintf(j->command + n, sizeof j->command - (size_t)n, "%s%s", i > 1 ? " " : "",
@@ -795,7 +798,7 @@ static void perform(Job *j) {
 
 int main(int argc, char **argv) {
     static Job job; // static: too large for some stacks
-    process_limit_spin(argv);
+    spin_restart(argv);
     process_keep_streams();
     start(&job, argc, argv);
     if (!print_without_model(&job.config, &job.comm)) { perform(&job); }

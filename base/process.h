@@ -1,5 +1,4 @@
-// process.h: the program as one process among others: how long its threads spin, and its standard
-// output.
+// process.h: the program's standard streams, which may be full, closed or no longer read.
 #ifndef PROCESS_H
 #define PROCESS_H
 
@@ -8,26 +7,6 @@
 #include <fcntl.h>    // open
 #include <poll.h>     // is a pipe still read?
 #include <signal.h>   // SIGPIPE
-#include <sys/auxv.h> // how the program was loaded
-
-// How often a thread of libgomp that waits looks for work before it sleeps: for some 10
-// microseconds. By libgomp's default it spins for milliseconds, and takes the core from the thread
-// that it waits for if other programs use the cores, too.
-#define SPIN_COUNT "1000"
-
-// Starts the program once more with SPIN_COUNT, which libgomp reads before main. A setting of the
-// user stays as it is; so does ours, which the second start finds. The process stays the same, with
-// its number, files and signals. Where the program's file cannot be found, the run goes on without.
-// Call it before MPI starts.
-static inline void process_limit_spin(char **argv) {
-    char path[4096];
-    const bool loaded_by_name = !getauxval(AT_BASE); // /proc/self/exe may be the loader, ld.so
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || loaded_by_name) { return; }
-    const ssize_t n = readlink("/proc/self/exe", path, sizeof path);
-    if (n <= 0 || n == sizeof path || setenv("GOMP_SPINCOUNT", SPIN_COUNT, 1)) { return; }
-    path[n] = 0;
-    execv(path, argv); // by its path: the process keeps its name
-}
 
 // A run must outlive whoever reads its output (train_gpt | head), so writing to a closed pipe is an
 // error and no signal. A standard stream that is closed becomes one that can be neither read nor

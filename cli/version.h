@@ -2,6 +2,7 @@
 #ifndef VERSION_H
 #define VERSION_H
 
+#include "base/spin.h"
 #include "cli/option_help.h"
 #include "comm/mpi.h"
 #include "ops/ops.h"
@@ -23,6 +24,7 @@
 
 static inline void version_print(FILE *to) {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "", operations[200];
+    const bool ours = spin_is_ours();
     const char *policy = getenv("OMP_WAIT_POLICY"), *spin = getenv("GOMP_SPINCOUNT");
     int n;
     MPI_Get_library_version(mpi, &n);
@@ -35,12 +37,14 @@ static inline void version_print(FILE *to) {
             "operations %s\n"
             "threads    wait by %s%s\n",
             TRAIN_GPT_VERSION, *COMMIT ? COMMIT : "unknown", COMPILER, LANGUAGE, mpi, operations,
-            policy ? "OMP_WAIT_POLICY="
-            : spin ? "GOMP_SPINCOUNT="
-                   : "the default of OpenMP",
-            policy ? policy
-            : spin ? spin
-                   : "");
+            ours     ? "the load of the machine"
+            : policy ? "OMP_WAIT_POLICY="
+            : spin   ? "GOMP_SPINCOUNT="
+                     : "the default of OpenMP",
+            ours     ? ""
+            : policy ? policy
+            : spin   ? spin
+                     : "");
 }
 
 // Answers --help and --version, which need no other flag, unless `prints` is false. Returns whether

@@ -70,9 +70,9 @@ static double account_run_seconds = 600;
 //   lines    which steps are printed depends on their numbers alone.
 static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
 static inline double privacy_rounded(double x) {
-    if (!(x > 0)) { return x; }
-    double unit = pow(10, floor(log10(x)) - 1);
-    return round(x / unit) * unit;
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.1e", x); // products with powers of ten would leave more
+    return strtod(digits, NULL);
 }
 
 // The time of a step that a private run publishes.

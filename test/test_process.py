@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""test_process.py: the program among other programs: threads that spin little, and standard output
+"""test_process.py: the program among other programs: how long its threads spin, and standard output
 that is full, closed, or no longer read.
 
     python3 test/test_process.py
 """
 
+import contextlib
+import glob
 import json
 import os
 import shlex
 import subprocess
+import sys
+import time
 import unittest
 
 import harness
@@ -137,10 +141,10 @@ class Training(harness.TestCase):
 
 
 class Spin(harness.TestCase):
-    """Threads that wait spin little, unless the user says how: libgomp reads that before main, so
-    the program starts itself once more."""
+    """How long threads that wait spin follows the load, unless the user says how: libgomp reads that
+    before main, so the program starts itself once more."""
 
-    LINE = "GOMP_SPINCOUNT=1000"
+    LINE = "threads    wait by the load of the machine"
 
     def version(self, environment=(), shell='exec "$0" "$@"'):
         done = run(["--version"], environment, shell, env=dict(PLAIN, **dict(environment)))
@@ -174,13 +178,65 @@ class Spin(harness.TestCase):
             process.stdin.flush()
             self.assertNotEqual(process.stdout.readline(), b"")
             environment = harness.get(f"/proc/{process.pid}/environ").split(b"\0")
-            self.assertIn(self.LINE.encode(), environment)
+            self.assertIn(b"GOMP_SPINCOUNT=300000", environment)
+            self.assertIn(b"OMP_WAIT_POLICY=active", environment)
             status = harness.get(f"/proc/{process.pid}/status").decode()
             self.assertIn("Name:\t" + os.path.basename(BINARY)[:15] + "\n", status)
             ignored = int(status.split("SigIgn:")[1].split()[0], 16)
             self.assertTrue(ignored >> 11 & 1, "SIGUSR2 stays ignored")
             process.stdin.close()
             self.assertEqual(process.wait(harness.TIMEOUT), EXIT_DONE)
+
+    def test_sleepers(self):
+        """While other programs need its cores, the process has sleeping threads that make libgomp
+        spin less: from the start on, not when the machine is calm, and again later."""
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        if len(cores) < 2:
+            self.skipTest("one core")
+        others = []
+
+        def make_busy():
+            loop = f"import os; os.sched_setaffinity(0, {cores})\nwhile True: pass"
+            others.extend(subprocess.Popen([sys.executable, "-c", loop]) for _ in range(4))
+
+        def make_calm():
+            while others:
+                others[-1].kill()
+                others.pop().wait()
+
+        def sleepers():
+            names = []
+            for path in glob.glob(f"/proc/{run.pid}/task/*/comm"):
+                with contextlib.suppress(OSError):  # the thread has ended
+                    names.append(harness.get(path))
+            return names.count(b"spin watcher\n") - 1
+
+        def wait_for(number):
+            ends = time.monotonic() + 30
+            while sleepers() != number and time.monotonic() < ends:
+                self.assertIsNone(run.poll())
+                time.sleep(0.02)
+            return sleepers() == number
+
+        train = ["--train", harness.TOKENS, "--steps", 10**6, "--val-every", 0]
+        make_busy()
+        with subprocess.Popen(
+            [BINARY, *map(str, [*SMALL, *train])],
+            stdout=subprocess.DEVNULL,
+            env=dict(PLAIN, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch()),
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        ) as run:
+            try:
+                self.assertTrue(wait_for(1), "at the start")
+                time.sleep(2)
+                self.assertEqual(sleepers(), 1, "as long as the machine is busy")
+                make_calm()
+                if wait_for(0):  # another program of this machine may keep it busy
+                    make_busy()
+                    self.assertTrue(wait_for(1), "busy again")
+            finally:
+                make_calm()
+                run.kill()
 
     def test_under_mpirun(self):
         mpirun = 'unset OMP_WAIT_POLICY; exec mpirun --oversubscribe -np 2 "$0" "$@"'
