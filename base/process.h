@@ -4,9 +4,9 @@
 
 #include "base/base.h"
 
-#include <fcntl.h>    // open
-#include <poll.h>     // is a pipe still read?
-#include <signal.h>   // SIGPIPE
+#include <fcntl.h>  // open
+#include <poll.h>   // is a pipe still read?
+#include <signal.h> // SIGPIPE
 
 // A run must outlive whoever reads its output (train_gpt | head), so writing to a closed pipe is an
 // error and no signal. A standard stream that is closed becomes one that can be neither read nor
