@@ -280,7 +280,7 @@ static void configure(Job *j) {
 // Opens the messages that a plan needs, and the groups with which links are measured. All ranks
 // call it.
 static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stream) {
-    const Store *s = &plan->store;
+    const StatePlan *s = &plan->store;
     int64_t most = 0;
     for (int i = 0; i < plan->model.storages; i++) {
         most =
@@ -341,7 +341,7 @@ static void open_executor(Run *r) {
 // Takes the memory of the states that the plan says. All ranks call it.
 static void open_states(Run *r, DiskFile *file) {
     const Plan *p = r->plan;
-    r->store.file = file;
+    r->store.memory.file = file;
     r->stream->workspace_bytes = executor_workspace_bytes(&p->model, &p->shape, r->stream->threads);
     r->stream->workspace = memory_take(MEMORY_BUFFERS, r->stream->workspace_bytes, "workspace");
     store_allocate(&r->store, r->comm, r->stream);
@@ -355,12 +355,12 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
     r->data = &j->data;
     r->journal.health.good = r->journal.health.saved = r->journal.health.validated = -1;
     r->privacy = j->config.privacy;
-    r->store = r->plan->store;
+    r->store.plan = r->plan->store;
     r->progress.matmuls = &j->matmuls;
     if (*run_options(r)->out && r->comm->rank == 0) {
         snprintf(r->stop_file, sizeof r->stop_file, "%s/stop", run_options(r)->out);
     }
-    store_join(&r->store, r->comm);
+    store_join(&r->store.plan, r->comm);
     for (int i = 0; i < 2; i++) {
         disk_take_file(&r->files[i], run_options(r)->offload_dir, plans->file_bytes[i]);
     }
@@ -433,10 +433,10 @@ static void begin_privacy(Run *r) {
     privacy_begin(p, &c->options, &c->given, r->progress.privacy, r->progress.step, r->comm);
     r->end = min_i64(c->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
-    r->store.noise.on = true;
-    r->store.noise.deviation = (float)(p->sigma * p->clip);
-    r->store.noise.scale = (float)(1.0 / p->samples);
-    memcpy(r->store.noise.key, p->key, sizeof p->key);
+    r->store.plan.noise.on = true;
+    r->store.plan.noise.deviation = (float)(p->sigma * p->clip);
+    r->store.plan.noise.scale = (float)(1.0 / p->samples);
+    memcpy(r->store.plan.noise.key, p->key, sizeof p->key);
     if (r->comm->rank == 0) {
         privacy_print_start(stdout, p);
         printf(
@@ -479,7 +479,7 @@ static void score_hellaswag(Run *r) {
 // All ranks call it.
 static void evaluate_last(Run *r) {
     Health *h = &r->journal.health;
-    int64_t sent[COMM_KINDS][LINK_KINDS], moved = r->store.moved[0];
+    int64_t sent[COMM_KINDS][LINK_KINDS], moved = r->store.flight.moved[0];
     int known = h->good == r->progress.step; // on rank 0
     comm_broadcast(r->comm, &known, sizeof known, 0);
     if (known) { return; }
@@ -487,7 +487,7 @@ static void evaluate_last(Run *r) {
     const Evaluation e = executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
                                            r->plan->evaluation.samples, r->progress.step);
     memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.moved[0] = moved;
+    r->store.flight.moved[0] = moved;
     h->lost = h->bad = !isfinite(e.loss);
     if (r->comm->rank == 0 && !h->lost) { health_found_good(r, h, r->progress.step); }
 }
@@ -524,7 +524,7 @@ static void save_checkpoint(Run *r, const char *command) {
 // not counted as traffic of the steps.
 static void between_steps(Run *r, const char *command) {
     const Options *o = run_options(r);
-    int64_t step = r->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = r->store.moved[0];
+    int64_t step = r->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = r->store.flight.moved[0];
     bool last = step >= r->end, fresh = !o->resume || step > r->first_step;
     bool validates = (fresh || last) && due(o->val_every, step, last);
     bool samples = last || (fresh && step > 0);
@@ -535,7 +535,7 @@ static void between_steps(Run *r, const char *command) {
     if (validates && *o->hellaswag) { score_hellaswag(r); }
     if (samples) { print_sample(r); }
     memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.moved[0] = moved;
+    r->store.flight.moved[0] = moved;
     bool save = due(o->save_every, step, last) || (r->stopping && *o->out);
     if (save && step > r->first_step) { save_checkpoint(r, command); }
 }
@@ -552,9 +552,9 @@ static bool delink_due(const Run *r) {
 // Shrinks the files on disk to what the new model needs, and frees the other model's file.
 static void give_back_files(Run *r, RunPlans *plans) {
     disk_free_file(&r->files[0]);
-    disk_cut_file(&r->files[1], store_disk_bytes(&r->store));
+    disk_cut_file(&r->files[1], store_disk_bytes(&r->store.plan));
     plans->file_bytes[0] = 0;
-    plans->file_bytes[1] = store_disk_bytes(&r->store);
+    plans->file_bytes[1] = store_disk_bytes(&r->store.plan);
 }
 // Frees everything on the device, then allocates it again. In between, the states are on the host
 // or on disk.
@@ -570,8 +570,8 @@ static void delink(Run *r, RunPlans *plans) {
     ops_free(r->stream->workspace);
     memcpy(memory_taken, r->plan->machine->taken, sizeof memory_taken);
     r->plan = plans->later;
-    r->store = r->plan->store;
-    store_join(&r->store, r->comm);
+    r->store.plan = r->plan->store;
+    store_join(&r->store.plan, r->comm);
     const size_t passing = memory_on_host;
     open_states(r, &r->files[1]);
     delink_states(&r->store, &before, packed, moments, &r->progress);
@@ -738,7 +738,7 @@ static void finish(Job *j) {
     }
     if (first) { privacy_print_statement(stdout, &r->privacy, step); }
     privacy_end(&r->privacy, o);
-    noise_wipe(r->store.noise.key, sizeof r->store.noise.key);
+    noise_wipe(r->store.plan.noise.key, sizeof r->store.plan.noise.key);
     if (r->stopping && step < r->end && first) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv,
                              o->resume || j->config.restarts);

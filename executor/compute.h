@@ -74,15 +74,15 @@ static inline bool executor_splits_samples(const Executor *e, const Pass *pass) 
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
     if (executor_splits_samples(e, pass) && a->micro >= 0) {
-        of.rows = piece_rows(&e->store->policy.p2p->pieces, pass->samples, pass->begins, a->micro,
-                             &of.first_row);
+        of.rows = piece_rows(&e->store->plan.policy.p2p->pieces, pass->samples, pass->begins,
+                             a->micro, &of.first_row);
     }
     return of;
 }
 // Returns the number of samples that this rank computes in a step, where steps overlap; *first: the
 // first of them.
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) {
-    const Pieces *p = &e->store->policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
+    const Pieces *p = &e->store->plan.policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
     return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first)
                        : pass->samples;
@@ -365,7 +365,7 @@ static inline void executor_await(Executor *e, const Action *a) {
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
-    if (e->store->policy.p2p) {
+    if (e->store->plan.policy.p2p) {
         deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
@@ -387,7 +387,7 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     } else {
         ops_to_host_later(link, host, device, bytes);
     }
-    e->store->moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
+    e->store->flight.moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action of = executor_action(e, action, pass), *a = &of;

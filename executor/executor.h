@@ -63,22 +63,24 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // storage's own; 0 if parameters are not borrowed.
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
                                    int64_t of) {
-    const P2p *p2p = e->store->policy.p2p;
+    const P2p *p2p = e->store->plan.policy.p2p;
     return !p2p || !p2p->borrows ? 0
            : pass->training      ? p2p_slot(p2p, a->use, of)
                                  : e->map->param_slot[a->storage];
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
-    return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot)
-                                                : store_acquire(e->store, storage, version);
+    return store_is_borrowed(&e->store->plan, storage)
+               ? store_acquire_borrowed(e->store, storage, slot)
+               : store_acquire(e->store, storage, version);
 }
 // Returns an action's version relative to the step's. Where updates are delayed, version 1 may not
 // exist yet: then the result is at most 0.
 static inline int64_t executor_step_version(const Executor *e, const Action *a) {
-    return store_delays(e->store) && !e->store->pending ? min_i64(0, a->version) : a->version;
+    return store_delays(&e->store->plan) && !e->store->flight.pending ? min_i64(0, a->version)
+                                                                      : a->version;
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
-    if (e->store->policy.p2p) {
+    if (e->store->plan.policy.p2p) {
         store_broadcast(e->store, storage, e->map->param_slot[storage], e->step);
     } else {
         store_prefetch(e->store, storage, version, near, e->step);
@@ -90,7 +92,7 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         // a rank may receive rows that it computes in the next window
-        const bool posted = e->store->policy.p2p && action_of_rows(a->kind);
+        const bool posted = e->store->plan.policy.p2p && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
@@ -107,7 +109,7 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
     case ACT_RELEASE: break; // later actions may overwrite the parameters
     case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
     case ACT_UPDATE:
-        if (store_delays(e->store)) {
+        if (store_delays(&e->store->plan)) {
             store_update_delayed(e->store, a->storage, of, *optimizer);
         } else {
             store_update(e->store, a->storage, of, *optimizer, a->use);

@@ -125,7 +125,7 @@ static inline void plan_offloaded(Plan **plan, Config *c, const ModelSpec *spec,
     plan_again(plan, c, spec);
 }
 // Returns whether the CPU updates offloaded states.
-static inline bool choose_updater(const Options *o, const Rates *rates, const Store *s) {
+static inline bool choose_updater(const Options *o, const Rates *rates, const StatePlan *s) {
     return o->offload_delay                   ? true
            : s->policy.matrices               ? false // the device makes them orthogonal
            : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, s)

@@ -258,7 +258,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
 // Frees a plan, and the tables of its store, unless a run has taken these (run_open).
 static inline void plan_free(Plan *p) {
     if (!p) { return; }
-    if (p->store.model) { store_free(&p->store); }
+    if (p->store.model) { store_plan_free(&p->store); }
     program_free(&p->program);
     program_free(&p->evaluation);
     if (p->cyclic.rule) {

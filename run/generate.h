@@ -32,7 +32,7 @@ static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n,
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
-            if (store_gathers_for_use(e->store, storages[i])) {
+            if (store_gathers_for_use(&e->store->plan, storages[i])) {
                 executor_prefetch(e, storages[i], version, true);
             }
             w.states.params[gpt_storage_class(m, storages[i])] =

@@ -100,11 +100,11 @@ typedef struct {
     int64_t version;
 } StorageProgress;
 
+// What is planned: which states a rank has, where each will be, and how they travel. It is made
+// once (store_plan); a run may change only its last four fields.
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
-    Comm *comm;
-    Stream *stream;
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
@@ -125,28 +125,42 @@ typedef struct {
     // [2][storages] pieces that are updated before those of the storage, the first time and the
     // second (store_in_parts)
     int *first_piece;
-    size_t offload_buffer_bytes; // of an OffloadBuffer
-    int *first_stored;           // [storages] pieces on disk of all earlier storages
+    StateBuffer offload_buffers, sum_buffers, disk_buffers; // all OffloadBuffers; SumBuffers; ...
+    size_t offload_buffer_bytes;                            // of an OffloadBuffer
+    size_t sum_bytes;                                       // of a SumBuffer
+    size_t disk_buffer_bytes;                               // of a DiskBuffer
+    int *first_stored; // [storages] pieces on disk of all earlier storages
     // [storages + 1] offset of its pieces in the file; the last one is the file's size
     int64_t *disk_at;
-    size_t disk_buffer_bytes; // of a DiskBuffer
-    size_t sum_bytes;         // of a SumBuffer
-    Matrices matrices;        // of an optimizer that needs them
-    // memory
+    Matrices matrices;       // of an optimizer that needs them
+    StoreNoise noise;        // of a private run
+    bool stochastic;         // stochastic rounding of bf16 parameters
+    uint64_t seed;           // of stochastic rounding
+    float rates[RATE_KINDS]; // learning rates of tensors, as factors
+} StatePlan;
+
+// The memory that was planned (store_allocate), and what states are copied and sent by.
+typedef struct {
+    Comm *comm;
+    Stream *stream;
+    BufferMemory device[STATE_KINDS], host[STATE_KINDS];
+    BufferMemory offload_buffers, sum_buffers, disk_buffers;
     char *exchange_base; // of bucket exchanges
-    StateBuffer offload_buffers, sum_buffers;
+    char *matrices;      // arrays of the optimizer's matrices
     OffloadBuffer offload_buffer[MOVING_PIECES];
-    SumBuffer adding[MOVING_PIECES];
-    StateBuffer disk_buffers;
     Disk *disk; // NULL: nothing is on a disk
     // file of the disk. The caller sets it before store_allocate(), and frees it
     DiskFile *file;
-    // copies of parameters from the host into each shared slot
-    Stream param_link[SHARED_SLOTS];
-    ExactSum *squares;          // of the gradient's norm, on the device
-    ExactSum *squares_read;     // copy of squares in host memory, which the device writes
-    ExactSum *sums;             // [ranks] squares of each rank
-    StorageProgress *progress;  // [storages]
+    Stream param_link[SHARED_SLOTS]; // copies parameters from the host into each shared slot
+    ExactSum *squares;               // of the gradient's norm, on the device
+    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
+    ExactSum *sums;                  // [ranks] squares of each rank
+} StateMemory;
+
+// What is in flight: how far each storage is, the messages and copies that have begun, and counts.
+typedef struct {
+    StorageProgress *progress; // [storages]
+    SumBuffer adding[MOVING_PIECES];
     int pieces_added;           // pieces of gradients added so far to sums on the host
     int64_t moved[2];           // bytes copied from the host; to the host
     int64_t stored[2];          // bytes that steps read from the disk; wrote to it
@@ -158,59 +172,62 @@ typedef struct {
     int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges; // exchanges started so far
-    StoreNoise noise;
-    bool pending;    // delayed updates: the host has the gradient of the previous step
-    bool stochastic; // stochastic rounding of bf16 parameters
-    uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
-    float rates[RATE_KINDS]; // learning rates of tensors, as factors; the caller may change them
+    bool pending;      // delayed updates: the host has the gradient of the previous step
+} StateFlight;
+
+// The states of a rank. A function takes the part that it needs.
+typedef struct {
+    StatePlan plan;
+    StateMemory memory;
+    StateFlight flight;
 } Store;
 
 // Returns the record of a state: of the kind whose memory it is.
-static inline State *store_record(const Store *s, StateKind kind, int storage) {
+static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
     State *x = &s->states[kind * s->model->storages + storage];
     return x->copy_of == kind ? x : &s->states[x->copy_of * s->model->storages + storage];
 }
-static inline Place store_place(const Store *s, StateKind kind, int storage) {
+static inline Place store_place(const StatePlan *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
 }
-static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
+static inline bool store_on_host(const StatePlan *s, StateKind kind, int storage) {
     return store_place(s, kind, storage) == PLACE_HOST;
 }
-static inline SumPlace store_sum_place(const Store *s, int storage) {
+static inline SumPlace store_sum_place(const StatePlan *s, int storage) {
     return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
 }
-static inline bool store_holds(const Store *s, int storage) {
+static inline bool store_holds(const StatePlan *s, int storage) {
     return layout_holds(&s->layout, storage);
 }
-static inline bool store_is_borrowed(const Store *s, int storage) {
+static inline bool store_is_borrowed(const StatePlan *s, int storage) {
     return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage);
 }
-static inline const ProcessGroup *store_process_group(const Store *s, int storage) {
+static inline const ProcessGroup *store_process_group(const StatePlan *s, int storage) {
     return layout_process_group(&s->layout, storage);
 }
-static inline bool store_gathers_for_use(const Store *s, int storage) {
+static inline bool store_gathers_for_use(const StatePlan *s, int storage) {
     return zero_gathers(&s->policy, &s->layout.owners, storage);
 }
 // Returns the bounds of a storage's slices among its owners.
-static inline const int64_t *store_slices(const Store *s, int storage) {
+static inline const int64_t *store_slices(const StatePlan *s, int storage) {
     return layout_slices(&s->layout, SLICES_WHOLE, storage);
 }
 // Returns the elements of this rank's slice, and their offset in the storage; both are 0 if the
 // rank does not own the storage.
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {
+static inline int64_t store_own(const StatePlan *s, int storage, int64_t *begin) {
     const Group *all = &store_process_group(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
     *begin = all->me < 0 ? 0 : bounds[all->me];
     return all->me < 0 ? 0 : slice_length(bounds, all->me);
 }
-static inline int64_t store_own_elements(const Store *s, int storage) {
+static inline int64_t store_own_elements(const StatePlan *s, int storage) {
     int64_t begin;
     return store_own(s, storage, &begin);
 }
 
 // Returns how many elements of a part of a tensor are in this rank's slice, and their offset in the
 // storage.
-static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part,
+static inline int64_t store_own_part(const StatePlan *s, int storage, const TensorPart *part,
                                      int64_t *begin) {
     int64_t first, own = store_own(s, storage, &first);
     *begin = max_i64(first, part->offset);
@@ -219,11 +236,11 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
 
 // Return the bytes of the records of one member's slice, and of the slices of the members with one
 // local index on all nodes.
-static inline int64_t store_records(const Store *s, int storage, int node, int local) {
+static inline int64_t store_records(const StatePlan *s, int storage, int node, int local) {
     return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
                         group_at(&store_process_group(s, storage)->all, node, local));
 }
-static inline int64_t store_column(const Store *s, int storage, int local) {
+static inline int64_t store_column(const StatePlan *s, int storage, int local) {
     int64_t bytes = 0;
     for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) {
         bytes += store_records(s, storage, n, local);
@@ -233,7 +250,7 @@ static inline int64_t store_column(const Store *s, int storage, int local) {
 // Plans the two exchanges of a bucket. The first sends to each member of the node the records of
 // the slices of all owners with its local index. The second sends to each node the sums for its
 // owner with this rank's local index.
-static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
+static inline Bucket store_plan_bucket(const StatePlan *s, int first, int last) {
     const ProcessGroup *owners = store_process_group(s, first);
     const Group *all = &owners->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me);
@@ -278,7 +295,7 @@ static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Ow
     }
 }
 // Plans the buckets of the storages that this rank owns.
-static inline void store_plan_buckets(Store *s) {
+static inline void store_plan_buckets(StatePlan *s) {
     int *first = new_array(int, s->model->storages, "buckets");
     zero_buckets(s->model, &s->policy, &s->layout.owners, first);
     for (int last = s->model->storages - 1; last >= 0; last--) {
@@ -299,7 +316,7 @@ static inline void store_plan_buckets(Store *s) {
 
 // Returns whether updates are delayed: the device computes with parameters that are one update
 // older than the masters, so fp32 masters are stored apart from the parameters, too.
-static inline bool store_delays(const Store *s) {
+static inline bool store_delays(const StatePlan *s) {
     return s->policy.offload && s->policy.offload->delays;
 }
 
@@ -307,12 +324,12 @@ static inline bool store_delays(const Store *s) {
 // The table, filled from the policies
 
 // Does the run keep this moment of the optimizer?
-static inline bool store_keeps_moment(const Store *s, StateKind kind) {
+static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
     return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
 }
 // Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
 // which no record has its position yet. x: [storages]
-static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, StateKind kind,
+static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, StateKind kind,
                                           State *x) {
     const Owners *h = &s->layout.owners;
     const size_t size = dtype_size(s->dtype);
@@ -374,7 +391,7 @@ static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, Stat
 
 // Sets how many versions of its p2p states a rank keeps: of the storages that it owns or computes
 // with. x: [STATE_KINDS] the records of each kind.
-static inline void store_fill_versions(const Store *s, State *const x[]) {
+static inline void store_fill_versions(const StatePlan *s, State *const x[]) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
         const bool owns = layout_holds(&s->layout, i);
@@ -392,7 +409,7 @@ static inline void store_fill_versions(const Store *s, State *const x[]) {
     }
 }
 // Plans the p2p buffers: versions of parameters, gradients, and received sums.
-static inline void store_plan_p2p(Store *s, State *const x[]) {
+static inline void store_plan_p2p(StatePlan *s, State *const x[]) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
@@ -428,7 +445,7 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
     }
 }
 // Fills the table, and plans its buffers on the device and on the host.
-static inline void store_plan_states(Store *s) {
+static inline void store_plan_states(StatePlan *s) {
     const int storages = s->model->storages;
     State *x[STATE_KINDS];
     s->states = new_array(State, STATE_KINDS * storages, "states");
@@ -463,14 +480,14 @@ enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 // Is a storage updated in two parts, with its matrices between them? Then each piece comes twice:
 // for its moments and its gradient, and (again) for its parameters. Piece p comes for the second
 // time as piece p + pieces.
-static inline bool store_in_parts(const Store *s, int storage) {
+static inline bool store_in_parts(const StatePlan *s, int storage) {
     return s->policy.matrices && !s->policy.p2p && gpt_storage_is_block(s->model, storage);
 }
-static inline bool store_piece_takes(const Store *s, int storage, StateKind kind, bool again) {
+static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool again) {
     const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
     return !store_in_parts(s, storage) || first != again;
 }
-static inline int store_piece_parts(const Store *s, const Offload *o, int storage, bool again,
+static inline int store_piece_parts(const StatePlan *s, const Offload *o, int storage, bool again,
                                     PiecePart parts[PIECE_PARTS]) {
     const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
@@ -495,12 +512,12 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
     return taken;
 }
 // Returns the elements of the longest piece of this rank's slice.
-static inline int64_t store_longest_piece(const Store *s, int storage) {
+static inline int64_t store_longest_piece(const StatePlan *s, int storage) {
     return min_i64(offload_piece(s->model), store_own_elements(s, storage));
 }
 // Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
 // states on the host.
-static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
+static inline int64_t store_piece_bytes(const StatePlan *s, const Offload *o, int storage) {
     PiecePart parts[PIECE_PARTS];
     int64_t most = 0;
     for (int again = 0; again < 2; again++) {
@@ -513,7 +530,7 @@ static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int st
     return most * store_longest_piece(s, storage);
 }
 // Returns the bytes of an OffloadBuffer, with these states on the host.
-static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
+static inline size_t store_offload_buffer_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
         most = max_i64(most, store_piece_bytes(s, o, i));
@@ -521,7 +538,7 @@ static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o
     return round_up(most, 64);
 }
 // Returns the bytes of a SumBuffer; 0 if no gradient is added to a sum on the host.
-static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
+static inline size_t store_sum_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
         const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED &&
@@ -536,14 +553,14 @@ static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t 
     return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Returns the bytes of all pieces of this rank's slice.
-static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage) {
+static inline int64_t store_all_stored_bytes(const StatePlan *s, const Offload *o, int storage) {
     const int64_t own = store_own_elements(s, storage), piece = store_longest_piece(s, storage);
     return piece ? own / piece * store_stored_bytes(o, storage, piece) +
                        store_stored_bytes(o, storage, own % piece)
                  : 0;
 }
 // Returns the bytes of a DiskBuffer, with these states on disk.
-static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
+static inline size_t store_disk_buffer_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
         most = max_i64(most, store_stored_bytes(o, i, store_longest_piece(s, i)));
@@ -554,7 +571,7 @@ static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
 static inline size_t store_disk_buffers_bytes(size_t slot) {
     return slot ? DISK_PIECES * slot + DISK_GRAIN : 0;
 }
-static inline void store_plan_disk(Store *s) {
+static inline void store_plan_disk(StatePlan *s) {
     const Offload *o = s->policy.offload;
     const size_t n = s->model->storages;
     s->first_stored = new_array(int, n + 1, "layout");
@@ -568,10 +585,12 @@ static inline void store_plan_disk(Store *s) {
     s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
 // Returns the bytes of the file. A step reads and writes as many.
-static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
+static inline int64_t store_disk_bytes(const StatePlan *s) {
+    return s->disk_at[s->model->storages];
+}
 
 // Numbers the pieces in the order of their updates: those of a wave, then those of its second part.
-static inline void store_number_pieces(Store *s) {
+static inline void store_number_pieces(StatePlan *s) {
     const int storages = s->model->storages;
     int number = 0;
     for (int i = 0, last; i < storages; i = last + 1) {
@@ -588,7 +607,7 @@ static inline void store_number_pieces(Store *s) {
     }
 }
 // Plans the pieces of offloaded states, and the buffers through which they move.
-static inline void store_plan_pieces(Store *s) {
+static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = s->model->storages;
     s->pieces = new_array(int, 3 * storages, "layout");
@@ -610,10 +629,10 @@ static inline void store_plan_pieces(Store *s) {
 
 // Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
 // has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
-static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
-                               ZeroPolicy policy, DType dtype, DType wire,
-                               const Optimizer *optimizer) {
-    Store s = {};
+static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
+                                   const Placement *placement, ZeroPolicy policy, DType dtype,
+                                   DType wire, const Optimizer *optimizer) {
+    StatePlan s = {};
     s.model = m;
     s.policy = policy;
     s.dtype = dtype;
@@ -633,11 +652,24 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     return s;
 }
 
+static inline void store_plan_free(StatePlan *s) {
+    for (int i = 0; i < s->bucket_count; i++) {
+        for (int h = 0; h < HOPS; h++) {
+            free_all(s->buckets[i].hop[h].to, s->buckets[i].hop[h].from);
+        }
+    }
+    free_all(s->buckets, s->bucket_of, s->states, s->pieces, s->first_stored, s->disk_at);
+    matrices_free(&s->matrices, s->model->storages);
+    layout_free(&s->layout);
+    process_group_free(&s->world);
+    memset(s, 0, sizeof *s);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Predictions
 
 // Adds the device memory of a planned store to each kind's bytes.
-static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
+static inline void store_predict(const StatePlan *s, size_t memory[MEMORY_KINDS]) {
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         memory[state_uses[kind].memory] += s->device[kind].held;
         memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
@@ -646,7 +678,7 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
                               s->offload_buffers.slot_bytes + (size_t)matrices_bytes(&s->matrices);
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
-static inline size_t store_scratch_bytes(const Store *s) {
+static inline size_t store_scratch_bytes(const StatePlan *s) {
     int64_t longest = 0;
     for (int i = 0; i < s->model->storages; i++) {
         longest = max_i64(longest, store_own_elements(s, i));
@@ -654,7 +686,7 @@ static inline size_t store_scratch_bytes(const Store *s) {
     return min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 // Returns the bytes of host memory for offloaded states and the buffers through which they move.
-static inline size_t store_host_bytes(const Store *s) {
+static inline size_t store_host_bytes(const StatePlan *s) {
     size_t bytes = s->offload_buffers.held + s->disk_buffers.held + s->sum_buffers.held;
     for (int kind = 0; kind < STATE_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;

@@ -69,14 +69,16 @@ typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLay
 typedef struct {
     BufferLayout layout;
     SliceKind cut;
-    size_t size;  // bytes of an element
-    bool travels; // collectives work on its arrays and slices, which have padding
-    // it is on the host (offload.h); its memory is pinned, so that copies run beside the host's
-    // work
-    bool on_host, pinned;
+    size_t size;             // bytes of an element
+    bool travels;            // collectives work on its arrays and slices, which have padding
+    bool on_host;            // (offload.h)
     size_t held, slot_bytes; // bytes of the states themselves, and of the slots
-    char *base;
 } StateBuffer;
+// The memory of a buffer.
+typedef struct {
+    char *base;  // NULL: none
+    bool pinned; // on the host: copies run beside the host's work
+} BufferMemory;
 
 // Return the bytes of a storage's whole array, and of this rank's slice of it.
 static inline int64_t buffer_full_bytes(const Layout *l, const StateBuffer *b, int storage) {
@@ -193,20 +195,21 @@ static inline void buffer_add_stages(StateBuffer *b, State *x, const GptModel *m
     b->slot_bytes += slots * most;
 }
 
-static inline void buffer_allocate(StateBuffer *b, MemoryKind kind, const char *what) {
-    if (!(b->held + b->slot_bytes)) { return; }
-    b->base = (char *)(b->on_host ? memory_take_far(b->held, what, &b->pinned)
-                                  : memory_take_with_slots(kind, b->held, b->slot_bytes, what));
+static inline BufferMemory buffer_allocate(const StateBuffer *b, MemoryKind kind,
+                                           const char *what) {
+    BufferMemory m = {};
+    if (!(b->held + b->slot_bytes)) { return m; }
+    m.base = (char *)(b->on_host ? memory_take_far(b->held, what, &m.pinned)
+                                 : memory_take_with_slots(kind, b->held, b->slot_bytes, what));
+    return m;
 }
-// Frees a buffer's memory. Its description stays.
-static inline void buffer_free(StateBuffer *b) {
+static inline void buffer_free(const StateBuffer *b, BufferMemory *m) {
     if (b->on_host) {
-        ops_free_far(b->base, b->pinned);
+        ops_free_far(m->base, m->pinned);
     } else {
-        ops_free(b->base);
+        ops_free(m->base);
     }
-    b->base = NULL;
-    b->held = b->slot_bytes = 0;
+    m->base = NULL;
 }
 
 #endif

@@ -673,7 +673,8 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     Placement placement = pipeline_placement("1", m->units, plan->N);
     P2p p2p = cyclic_p2p(plan, m, rank);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
+    StatePlan store =
+        store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -702,7 +703,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     assert_int_equal(store.device[STATE_MADE].slot_bytes,
                      4 * (gpt_storage_elements(m, 0) + 2 * making));
     assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
-    store_free(&store);
+    store_plan_free(&store);
     program_free(&window);
     p2p_free(&p2p, m->storages);
     placement_free(&placement);
