@@ -44,14 +44,14 @@ static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind k
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
-    return store_holds(s, storage) && s->layout.owners.turns[storage] &&
+    return store_holds(s, storage) && s->layout.owners.storage[storage].turns &&
            !zero_param_apart(&s->policy);
 }
 // Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
 static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
     const Owners *h = &s->layout.owners;
-    return o->gradients && store_holds(s, storage) && !h->tied[storage] &&
-           (h->turns[storage] || holders_of(h, storage) > 1);
+    return o->gradients && store_holds(s, storage) && !h->storage[storage].tied &&
+           (h->storage[storage].turns || holders_of(h, storage) > 1);
 }
 // What this rank may offload.
 typedef struct {
@@ -66,11 +66,11 @@ typedef struct {
 // Bytes freed
 
 // Returns the bytes of the device's buffer of parameters or of gradients, with its slots.
-// states: [storages] scratch memory.
+// rows: [storages] scratch memory.
 static inline int64_t offload_gathered(const StatePlan *s, const Offload *o, StateKind kind,
-                                       State *states) {
-    StateBuffer b = store_fill_kind(s, o, kind, states);
-    buffer_plan(&b, states, &s->layout);
+                                       StorageRow *rows) {
+    StateBuffer b = store_fill_kind(s, o, kind, rows);
+    buffer_plan(&b, rows, kind, &s->layout);
     return b.held + b.slot_bytes;
 }
 // Returns how many bytes fewer the device needs than with all states in place.
@@ -79,7 +79,7 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const Offload 
     const GptModel *m = s->model;
     int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o);
     int64_t stashed = 0;
-    State *states = new_array(State, m->storages, "offload");
+    StorageRow *rows = new_array(StorageRow, m->storages, "offload");
     for (int i = 0; i < m->storages; i++) {
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             bytes += offload_has(o, i, kind) ? offload_bytes(s, i, kind) : 0;
@@ -90,9 +90,9 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const Offload 
         stashed += f->in_flight * offload_has(o, storage, STATE_ACTIVATIONS);
     }
     for (int kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
-        bytes += offload_gathered(s, NULL, kind, states) - offload_gathered(s, o, kind, states);
+        bytes += offload_gathered(s, NULL, kind, rows) - offload_gathered(s, o, kind, rows);
     }
-    free(states);
+    free(rows);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 // Returns the bytes by which states on disk reduce the host's memory.

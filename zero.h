@@ -75,10 +75,10 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     }
     // the head's part of the gradient of wte
     map.classifier = m->classifier;
-    map.head_maker = !clips            ? ACT_BACKWARD_INPUT
-                     : !gpt_is_tied(m) ? ACT_BACKWARD_WEIGHT
-                     : owners.tied[0]  ? ACT_TIED
-                                       : ACTION_KINDS;
+    map.head_maker = !clips                   ? ACT_BACKWARD_INPUT
+                     : !gpt_is_tied(m)        ? ACT_BACKWARD_WEIGHT
+                     : owners.storage[0].tied ? ACT_TIED
+                                              : ACTION_KINDS;
     for (int s = 0; s < storages; s++) {
         map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
         map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
@@ -88,10 +88,10 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.on_disk[s] = offload_stored(o, s) > 0;
         map.gathers[s] = zero_gathers(policy, &owners, s);
         map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
-        map.tied[s] = owners.tied[s];
+        map.tied[s] = owners.storage[s].tied;
     }
     zero_buckets(m, policy, &owners, map.bucket);
-    map.kept_gathered = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
+    map.kept_gathered = policy->keeps_gathered && !owners.storage[0].tied ? 0 : -1;
     owners_free(&owners);
     return map;
 }

@@ -68,7 +68,7 @@ static inline RequestKind deferred_messages(const P2p *r, const Action *a, bool 
     if (!action_is(a->kind, ON_PARAMETERS)) { return sent ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; }
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     return (RequestKind)((sent ? REQUEST_SEND : REQUEST_RECV) +
-                         (int)(version % r->places[a->storage]));
+                         (int)(version % r->storage[a->storage].places));
 }
 // Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
 // Returns how many there are.

@@ -32,7 +32,7 @@ static inline int action_messages(const StatePlan *store, const Action *a, ZeroM
     if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
         const bool back = a->kind == ACT_ORTHOGONALISE;
         m[0] = store_matrix_message(store, a->storage, back);
-        return back || a->use + 1 >= store->pieces[a->storage]; // with the last piece
+        return back || a->use + 1 >= store->rows[a->storage].pieces; // with the last piece
     }
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
@@ -109,8 +109,8 @@ static inline ActionCost message_cost(const Costs *c, const StatePlan *store, co
 // the owner updates.
 static inline double update_seconds(const Costs *c, const StatePlan *store, int storage) {
     const double elements = slice_elements(c, store, storage);
-    const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    return elements / (store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
+    const bool far = store->rows[storage].pieces && store->policy.offload->cpu_update;
+    return elements / (store_delays(store) ? 1 : max_i64(1, store->rows[storage].pieces)) *
            optimizer_update_bytes(store->optimizer) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
@@ -138,16 +138,16 @@ static inline ActionCost matrices_cost(const Costs *c, const StatePlan *store, c
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const StatePlan *store, const Action *a) {
-    const double bytes = (store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
-                         (double)max_i64(1, store->pieces[a->storage]);
+    const double bytes =
+        store->rows[a->storage].disk_bytes / (double)max_i64(1, store->rows[a->storage].pieces);
     ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
     return cost;
 }
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
-    const bool again = a->use >= store->pieces[a->storage];
+    const bool again = a->use >= store->rows[a->storage].pieces;
     const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, again) /
-                         (double)store->pieces[a->storage];
+                         (double)store->rows[a->storage].pieces;
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.

@@ -195,13 +195,7 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     const size_t n = m->storages;
     HandBacks h = cyclic_route(p);
     P2p r = {.rank = rank};
-    r.owner = new_array(int, n, "p2p states");
-    r.keeper = new_array(int, n, "p2p states");
-    r.places = new_array(unsigned char, n, "p2p states");
-    r.grad_slot = new_array(unsigned char, n, "p2p states");
-    r.adds = new_array(bool, n, "p2p states");
-    r.comes = new_array(bool, n, "p2p states");
-    r.taken = new_array(bool *, n, "p2p states");
+    r.storage = new_array(P2pStorage, n, "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = p->waits ? 2 : 1;
@@ -213,9 +207,10 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
     r.notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p);
-    r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
-    for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }
+    for (int i = 0; i < m->storages; i++) {
+        r.storage[i].taken = new_array(bool, p->ranks, "p2p states");
+    }
     // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
@@ -224,25 +219,25 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
                 u == m->units - 1 && !i && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
             if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
-            r.stage[i] = stage;
+            P2pStorage *x = &r.storage[i];
+            x->stage = stage;
             for (int q = 0; q < p->ranks && !r.borrows; q++) {
-                r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
+                x->taken[q] = x->taken[q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
             }
-            r.owner[i] = cyclic_owner(p, stage);
-            r.keeper[i] = r.borrows ? r.owner[i] : cyclic_rank(p, 0, stage);
-            r.grad_slot[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
-            r.places[i] =
-                (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.borrows || r.taken[i][rank];
-            r.comes[i] = r.owner[i] == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
+            x->owner = cyclic_owner(p, stage);
+            x->keeper = r.borrows ? x->owner : cyclic_rank(p, 0, stage);
+            x->grad_slot = p->mode == CYCLIC_DATA ? stage : stage % 2;
+            x->places = (int)max_i64(x->places, cyclic_places(p, &h, rank, stage, head));
+            x->adds = r.borrows || x->taken[rank];
+            x->comes = x->owner == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
         }
     }
     free(h.message);
     return r;
 }
 static inline void p2p_free(P2p *r, int storages) {
-    for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free_all(r->owner, r->taken, r->keeper, r->places, r->adds, r->comes, r->grad_slot, r->stage);
+    for (int i = 0; i < storages; i++) { free(r->storage[i].taken); }
+    free(r->storage);
 }
 
 #endif

@@ -62,8 +62,8 @@ static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMes
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
                          dtype_size(s->wire)};
     m[0] = plain;
-    if (s->bucket_of[storage] < 0) { return 1; }
-    const Bucket *b = &s->buckets[s->bucket_of[storage]];
+    if (s->rows[storage].bucket < 0) { return 1; }
+    const Bucket *b = &s->buckets[s->rows[storage].bucket];
     const int hops = storage > b->last ? 0 : bucket_hops(b);
     for (int h = 0; h < hops; h++) {
         const ZeroMessage hop = {COMM_ALL_TO_ALL, b->hop[h].group, b->hop[h].to, 1};
@@ -81,7 +81,7 @@ static inline double store_coding_bytes(const StatePlan *s, int storage, bool re
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
     double coded = records[store_process_group(s, storage)->all.n];
     // written, summed inside the node, written again, summed; the second part is small
-    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; }
+    if (reduces) { return s->rows[storage].bucket < 0 ? 0 : elements * 4 + 3 * coded; }
     double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
                       ? elements * 2 * size / store_process_group(s, storage)->partition.n
                       : 0;
@@ -285,7 +285,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 // Writes this rank's contribution into the message of its bucket, and sends the message when it is
 // full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->plan.buckets[s->plan.bucket_of[storage]];
+    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].bucket];
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     assert(p->bucket == b && p->next == storage); // the validator proves it
@@ -316,7 +316,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     }
     p->first_write = true;
     p->summed |= !on_host;
-    if (s->plan.bucket_of[storage] >= 0) {
+    if (s->plan.rows[storage].bucket >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }

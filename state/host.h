@@ -38,25 +38,25 @@
 // Does a piece come for the second part of its update (store_in_parts)? Then its number is so much
 // larger than the first time.
 static inline bool store_comes_again(const StatePlan *s, int storage, int piece) {
-    return s->pieces[storage] && piece >= s->pieces[storage];
+    return s->rows[storage].pieces && piece >= s->rows[storage].pieces;
 }
 static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece) {
     const bool again = store_comes_again(&s->plan, storage, piece);
-    const int number = s->plan.first_piece[again * s->plan.model->storages + storage] +
-                       (again ? piece - s->plan.pieces[storage] : piece);
+    const int number = s->plan.rows[storage].first_piece[again] +
+                       (again ? piece - s->plan.rows[storage].pieces : piece);
     return &s->memory.offload_buffer[number % MOVING_PIECES];
 }
 // Returns the elements of a piece of this rank's slice, and where in the slice they begin. The last
 // pieces of a shorter slice may be empty.
 static inline int64_t store_piece(const StatePlan *s, int storage, int piece, int64_t *begin) {
     const int64_t own = store_own_elements(s, storage),
-                  most = s->pieces[storage] ? offload_piece(s->model) : own;
-    if (store_comes_again(s, storage, piece)) { piece -= s->pieces[storage]; }
+                  most = s->rows[storage].pieces ? offload_piece(s->model) : own;
+    if (store_comes_again(s, storage, piece)) { piece -= s->rows[storage].pieces; }
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
 static inline DiskBuffer *store_disk_buffer(Store *s, int storage, int piece) {
-    return &s->memory.disk->buffer[(s->plan.first_stored[storage] + piece) % DISK_PIECES];
+    return &s->memory.disk->buffer[(s->plan.rows[storage].first_stored + piece) % DISK_PIECES];
 }
 // Returns where a state of a piece is, apart from its OffloadBuffer: on the device, on the host, or
 // in the buffer that it was read into from the disk; NULL: nowhere. step: of a gradient.

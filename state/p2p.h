@@ -32,7 +32,7 @@ static inline PendingRequests *store_requests(const Store *s, int storage, Reque
 }
 static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
                                                       RequestKind kind) {
-    return store_requests(s, storage, kind) + version % s->plan.policy.p2p->places[storage];
+    return store_requests(s, storage, kind) + version % s->plan.policy.p2p->storage[storage].places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
     // a deferred operation must not wait: deferred_requests() has named every message that it needs
@@ -61,8 +61,10 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->plan.policy.p2p->places[storage] && version <= s->flight.progress[storage].version &&
-           version + s->plan.policy.p2p->places[storage] > s->flight.progress[storage].version);
+    assert(s->plan.policy.p2p->storage[storage].places &&
+           version <= s->flight.progress[storage].version &&
+           version + s->plan.policy.p2p->storage[storage].places >
+               s->flight.progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
@@ -100,7 +102,7 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
-    const int owner = s->plan.policy.p2p->owner[storage];
+    const int owner = s->plan.policy.p2p->storage[storage].owner;
     const int64_t version = s->flight.progress[storage].version;
     if (owner != s->memory.comm->rank) {
         store_pass_borrowed(s, false, storage, version, slot, owner, step);
@@ -138,17 +140,18 @@ static inline void store_send_all(Store *s) {
     for (int i = 0; i < s->plan.model->storages; i++) {
         const size_t bytes = store_full_bytes(&s->plan, STATE_PARAMETERS, i);
         for (int to = 0; to < s->memory.comm->ranks; to++) {
-            const bool owner = r->owner[i] == s->memory.comm->rank;
-            if (to == r->owner[i] || (!owner && to != s->memory.comm->rank) || !r->taken[i][to]) {
+            const bool owner = r->storage[i].owner == s->memory.comm->rank;
+            if (to == r->storage[i].owner || (!owner && to != s->memory.comm->rank) ||
+                !r->storage[i].taken[to]) {
                 continue;
             }
             const CommLabel label = {"parameters", i, s->memory.comm->step};
             CommRequest request =
-                comm_message_begin(s->memory.comm, label, owner, owner ? to : r->owner[i], 0,
-                                   store_newest(s, i), bytes);
+                comm_message_begin(s->memory.comm, label, owner, owner ? to : r->storage[i].owner,
+                                   0, store_newest(s, i), bytes);
             comm_wait(s->memory.comm, &request);
         }
-        if (!r->places[i]) { continue; }
+        if (!r->storage[i].places) { continue; }
         char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
         if (other != store_newest(s, i) && !s->flight.knows_previous) {
             ops_copy(s->memory.stream, other, store_newest(s, i), bytes);
@@ -187,7 +190,7 @@ static inline void store_await_place(Store *s, int storage) {
     const P2p *r = s->plan.policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
     for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
-        if (r->grad_slot[i] == r->grad_slot[storage]) {
+        if (r->storage[i].grad_slot == r->storage[storage].grad_slot) {
             requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
         }
     }

@@ -113,27 +113,17 @@ typedef struct {
     Layout layout;
     ProcessGroup world; // all ranks
     Bucket *buckets;
-    int *bucket_of; // [storages] -1: this rank does not exchange quantized gradients of it
     int bucket_count;
     size_t exchange_bytes;
-    // the table: records [STATE_KINDS][storages], and buffers of each kind on the device and on the
-    // host
-    State *states;
+    // the table (table.h), and the buffers of each kind on the device and on the host
+    StorageRow *rows; // [storages]
     StateBuffer device[STATE_KINDS], host[STATE_KINDS];
-    // [storages] pieces in which offloaded states move for their update; 0: nothing is offloaded
-    int *pieces;
-    // [2][storages] pieces that are updated before those of the storage, the first time and the
-    // second (store_in_parts)
-    int *first_piece;
     StateBuffer offload_buffers, sum_buffers, disk_buffers; // all OffloadBuffers; SumBuffers; ...
     size_t offload_buffer_bytes;                            // of an OffloadBuffer
     size_t sum_bytes;                                       // of a SumBuffer
     size_t disk_buffer_bytes;                               // of a DiskBuffer
-    int *first_stored; // [storages] pieces on disk of all earlier storages
-    // [storages + 1] offset of its pieces in the file; the last one is the file's size
-    int64_t *disk_at;
-    Matrices matrices;       // of an optimizer that needs them
-    StoreNoise noise;        // of a private run
+    Matrices matrices;                                      // of an optimizer that needs them
+    StoreNoise noise;                                       // of a private run
     bool stochastic;         // stochastic rounding of bf16 parameters
     uint64_t seed;           // of stochastic rounding
     float rates[RATE_KINDS]; // learning rates of tensors, as factors
@@ -184,8 +174,8 @@ typedef struct {
 
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
-    State *x = &s->states[kind * s->model->storages + storage];
-    return x->copy_of == kind ? x : &s->states[x->copy_of * s->model->storages + storage];
+    State *states = s->rows[storage].states;
+    return &states[states[kind].copy_of];
 }
 static inline Place store_place(const StatePlan *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
@@ -287,8 +277,8 @@ static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Ow
                                 int *first) {
     int64_t elements = 0;
     for (int i = m->storages - 1; i >= 0; i--) {
-        const bool alike = i + 1 < m->storages && h->of[i] == h->of[i + 1] &&
-                           h->tied[i] == h->tied[i + 1] && i + 1 != m->classifier,
+        const bool alike = i + 1 < m->storages && h->storage[i].list == h->storage[i + 1].list &&
+                           h->storage[i].tied == h->storage[i + 1].tied && i + 1 != m->classifier,
                    joins = alike && elements < BUCKET_ELEMENTS;
         elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
         first[i] = !z->quantized_gradients || holders_of(h, i) == 1 ? -1 : joins ? first[i + 1] : i;
@@ -300,7 +290,7 @@ static inline void store_plan_buckets(StatePlan *s) {
     zero_buckets(s->model, &s->policy, &s->layout.owners, first);
     for (int last = s->model->storages - 1; last >= 0; last--) {
         const bool mine = first[last] >= 0 && store_holds(s, last);
-        s->bucket_of[last] = mine ? s->bucket_count : -1;
+        s->rows[last].bucket = mine ? s->bucket_count : -1;
         if (!mine || (last && first[last - 1] == first[last])) { continue; }
         Bucket *b = &s->buckets[s->bucket_count++];
         *b = store_plan_bucket(s, first[last], last);
@@ -327,10 +317,10 @@ static inline bool store_delays(const StatePlan *s) {
 static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
     return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
 }
-// Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
-// which no record has its position yet. x: [storages]
+// Fills the states of a kind, with these on the host. Returns its buffer on the device, in which none
+// has its position yet. rows: [storages]
 static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, StateKind kind,
-                                          State *x) {
+                                          StorageRow *rows) {
     const Owners *h = &s->layout.owners;
     const size_t size = dtype_size(s->dtype);
     ZeroPolicy z = s->policy;
@@ -372,7 +362,7 @@ static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, 
     }
     for (int i = 0; i < s->model->storages; i++) {
         // storages that several stages use are not gathered for each use
-        const bool exists = here && !(kind == STATE_SECONDARY && h->tied[i]);
+        const bool exists = here && !(kind == STATE_SECONDARY && h->storage[i].tied);
         const bool own = kind != STATE_PREVIOUS && (exists || kind != STATE_MASTER),
                    divided = kind == STATE_GRADIENT && z.accumulates && b.layout == BUFFER_SLOTS &&
                              zero_divides(&z, h, i);
@@ -384,60 +374,59 @@ static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, 
                              .apart = divided || (kind == STATE_PARAMETERS && zero_param_apart(&z)),
                              .versions = 1,
                              .whole = -1};
-        x[i] = state;
+        rows[i].states[kind] = state;
     }
     return b;
 }
 
-// Sets how many versions of its p2p states a rank keeps: of the storages that it owns or computes
-// with. x: [STATE_KINDS] the records of each kind.
-static inline void store_fill_versions(const StatePlan *s, State *const x[]) {
+// Sets how many versions of its p2p states a rank keeps, of the storages that it owns or computes
+// with, and in which slots.
+static inline void store_fill_versions(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
+        const P2pStorage *p = &r->storage[i];
+        State *x = s->rows[i].states;
         const bool owns = layout_holds(&s->layout, i);
         // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
         // gradients before its own, which the first rank has none of
         const bool before = !r->stays && owns && r->rank > 0;
-        const int made = r->stays && r->adds[i] ? (i ? 1 : r->heads) : before;
-        x[STATE_PARAMETERS][i].versions = r->places[i];
-        x[STATE_GRADIENT][i].versions = owns ? r->sums : !r->stays && r->adds[i];
+        const int made = r->stays && p->adds ? (i ? 1 : r->heads) : before;
+        x[STATE_PARAMETERS].versions = p->places;
+        x[STATE_GRADIENT].versions = owns ? r->sums : !r->stays && p->adds;
         // the gradient of a borrowed wte exists from the head's part to the embedding's
-        x[STATE_MADE][i].versions = r->borrows ? !i : made;
-        x[STATE_RECEIVED][i].versions = r->borrows ? owns : r->comes[i];
-        x[STATE_PIECES][i].versions =
-            !r->borrows && r->joins_pieces && r->adds[i] && (!r->stays || owns);
+        x[STATE_MADE].versions = r->borrows ? !i : made;
+        x[STATE_RECEIVED].versions = r->borrows ? owns : p->comes;
+        x[STATE_PIECES].versions = !r->borrows && r->joins_pieces && p->adds && (!r->stays || owns);
+        if (r->borrows) { continue; }
+        x[STATE_MADE].slot = x[STATE_PIECES].slot = gpt_storage_class(s->model, i);
+        x[STATE_RECEIVED].slot = p->grad_slot;
     }
 }
 // Plans the p2p buffers: versions of parameters, gradients, and received sums.
-static inline void store_plan_p2p(StatePlan *s, State *const x[]) {
+static inline void store_plan_p2p(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
-    store_fill_versions(s, x);
-    buffer_plan_versions(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, NULL, 1, false);
-    buffer_plan_versions(&b[STATE_GRADIENT], x[STATE_GRADIENT], m, NULL, 1, false);
+    store_fill_versions(s);
+    buffer_plan_versions(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, false);
+    buffer_plan_versions(&b[STATE_GRADIENT], s->rows, STATE_GRADIENT, m, false);
     if (r->borrows) {
         // slots of borrowed parameters, and of gradients that are sent to their owners
-        buffer_add_stages(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, r, BORROWED_SLOTS);
-        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, NULL, 1, false);
-        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, NULL, 1, false);
-        buffer_add_stages(&b[STATE_MADE], x[STATE_MADE], m, r, r->grad_slots);
+        buffer_add_stages(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, r, BORROWED_SLOTS);
+        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
+        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, false);
+        buffer_add_stages(&b[STATE_MADE], s->rows, STATE_MADE, m, r, r->grad_slots);
         for (int i = 1; i < m->storages; i++) {
-            x[STATE_MADE][i].slice += r->grad_slot[i] * x[STATE_MADE][i].stride;
-            x[STATE_MADE][i].versions = 1;
+            State *x = &s->rows[i].states[STATE_MADE];
+            x->slice += r->storage[i].grad_slot * x->stride;
+            x->versions = 1;
         }
     } else {
-        unsigned char *class_of = new_array(unsigned char, m->storages, "states");
-        for (int i = 0; i < m->storages; i++) {
-            class_of[i] = (unsigned char)gpt_storage_class(m, i);
-        }
-        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, class_of, STORAGE_CLASSES, r->stays);
-        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, r->grad_slot, r->grad_slots,
-                             false);
+        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, r->stays);
+        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
         // a piece's gradient of one storage is added up before that of the next storage begins
-        buffer_plan_versions(&b[STATE_PIECES], x[STATE_PIECES], m, class_of, STORAGE_CLASSES,
+        buffer_plan_versions(&b[STATE_PIECES], s->rows, STATE_PIECES, m,
                              !r->stays && !share_alternates(m->share));
-        free(class_of);
     }
     for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
         b[kind].slot_bytes += b[kind].held;
@@ -446,22 +435,18 @@ static inline void store_plan_p2p(StatePlan *s, State *const x[]) {
 }
 // Fills the table, and plans its buffers on the device and on the host.
 static inline void store_plan_states(StatePlan *s) {
-    const int storages = s->model->storages;
-    State *x[STATE_KINDS];
-    s->states = new_array(State, STATE_KINDS * storages, "states");
     for (int k = 0; k < STATE_KINDS; k++) {
         const StateKind kind = k;
         const bool by_p2p =
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
-        x[k] = s->states + k * storages;
-        s->device[k] = store_fill_kind(s, s->policy.offload, kind, x[k]);
+        s->device[k] = store_fill_kind(s, s->policy.offload, kind, s->rows);
         s->host[k].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
         s->host[k].size = s->device[k].size;
         s->host[k].on_host = true;
-        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], x[k], &s->layout); }
-        buffer_plan(&s->host[k], x[k], &s->layout);
+        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], s->rows, kind, &s->layout); }
+        buffer_plan(&s->host[k], s->rows, kind, &s->layout);
     }
-    if (s->policy.p2p) { store_plan_p2p(s, x); }
+    if (s->policy.p2p) { store_plan_p2p(s); }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -573,12 +558,15 @@ static inline size_t store_disk_buffers_bytes(size_t slot) {
 }
 static inline void store_plan_disk(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    const size_t n = s->model->storages;
-    s->first_stored = new_array(int, n + 1, "layout");
-    s->disk_at = new_array(int64_t, n + 1, "layout");
+    int pieces = 0;
+    int64_t at = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
-        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i);
+        StorageRow *row = &s->rows[i];
+        row->first_stored = pieces;
+        row->disk_at = at;
+        row->disk_bytes = store_all_stored_bytes(s, o, i);
+        pieces += offload_stored(o, i) ? row->pieces : 0;
+        at += row->disk_bytes;
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
     s->disk_buffers.on_host = true;
@@ -586,7 +574,8 @@ static inline void store_plan_disk(StatePlan *s) {
 }
 // Returns the bytes of the file. A step reads and writes as many.
 static inline int64_t store_disk_bytes(const StatePlan *s) {
-    return s->disk_at[s->model->storages];
+    const StorageRow *last = &s->rows[s->model->storages - 1];
+    return last->disk_at + last->disk_bytes;
 }
 
 // Numbers the pieces in the order of their updates: those of a wave, then those of its second part.
@@ -597,23 +586,20 @@ static inline void store_number_pieces(StatePlan *s) {
         const int wave = zero_wave(s->model, &s->policy, &s->layout.owners, i);
         last = wave < 0 ? i : wave;
         for (int k = i; k <= last; k++) {
-            s->first_piece[k] = number;
-            number += s->pieces[k];
+            s->rows[k].first_piece[0] = number;
+            number += s->rows[k].pieces;
         }
         for (int k = i; k <= last && wave >= 0; k++) {
-            s->first_piece[storages + k] = number;
-            number += s->pieces[k];
+            s->rows[k].first_piece[1] = number;
+            number += s->rows[k].pieces;
         }
     }
 }
 // Plans the pieces of offloaded states, and the buffers through which they move.
 static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    const size_t storages = s->model->storages;
-    s->pieces = new_array(int, 3 * storages, "layout");
-    s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
-        s->pieces[i] =
+        s->rows[i].pieces =
             store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
     }
     store_number_pieces(s);
@@ -644,7 +630,7 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
     s.buckets = new_array(Bucket, m->storages, "buckets");
-    s.bucket_of = new_array(int, m->storages, "buckets");
+    s.rows = new_array(StorageRow, m->storages, "states");
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
@@ -658,7 +644,7 @@ static inline void store_plan_free(StatePlan *s) {
             free_all(s->buckets[i].hop[h].to, s->buckets[i].hop[h].from);
         }
     }
-    free_all(s->buckets, s->bucket_of, s->states, s->pieces, s->first_stored, s->disk_at);
+    free_all(s->buckets, s->rows);
     matrices_free(&s->matrices, s->model->storages);
     layout_free(&s->layout);
     process_group_free(&s->world);

@@ -140,20 +140,24 @@ static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
-// States that travel by p2p messages instead of collectives of all owners (cyclic.h). A storage has
-// one owner, which updates it. Other ranks compute with copies of its parameters, and send it their
-// gradients.
+// A storage whose states travel by p2p messages. It has one owner, which updates it. Other ranks
+// compute with copies of its parameters, and send it their gradients.
 typedef struct {
-    int rank;     // this one
-    int *owner;   // [storages] rank that updates it
-    bool **taken; // [storages][ranks] whether the rank computes with its parameters
-    // [storages] rank that saves the version before the newest, if one is kept
-    int *keeper;
-    // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in
-    // buffer v modulo places
-    unsigned char *places;
-    bool *adds;  // [storages] whether this rank contributes to the gradient
-    bool *comes; // [storages] whether this rank receives sums, or parts of sums, of its gradient
+    int owner;   // rank that updates it
+    bool *taken; // [ranks] whether the rank computes with its parameters
+    int keeper;  // rank that saves the version before the newest, if one is kept
+    // versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in buffer v
+    // modulo places
+    int places;
+    bool adds;     // this rank contributes to the gradient
+    bool comes;    // this rank receives sums, or parts of sums, of its gradient
+    int grad_slot; // slot that receives its sums
+    int stage;     // that it belongs to; wte belongs to the first, and the last uses it, too
+} P2pStorage;
+// States that travel by p2p messages instead of collectives of all owners (cyclic.h).
+typedef struct {
+    int rank;            // this one
+    P2pStorage *storage; // [storages]
     // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
     // made in slots; otherwise each gradient has a buffer of its own
     bool stays;
@@ -166,14 +170,11 @@ typedef struct {
     Pieces pieces; // of a step
     // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
-    int grad_slots;           // slots for received sums
-    unsigned char *grad_slot; // [storages] slot that receives the sums of the storage
+    int grad_slots; // slots for received sums
     // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
     // gradients to the owner without adding to them
     bool borrows;
     int stages, uses; // with borrows: stages; uses of a stage's parameters in a step
-    // [storages] stage that it belongs to; wte belongs to the first, and the last uses it, too
-    int *stage;
     // operations that wait for a message are deferred (p2p.h); each gradient that is sent has
     // a buffer of its own
     bool deferred;

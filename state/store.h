@@ -264,7 +264,7 @@ static inline bool store_has_state(const Store *s, StateKind kind) {
     return kind == STATE_GRADIENT ? s->flight.pending : store_plan_has_state(&s->plan, kind);
 }
 static inline bool store_keeps_previous(const StatePlan *s, int storage) {
-    return s->policy.p2p && s->policy.p2p->places[storage] > 1;
+    return s->policy.p2p && s->policy.p2p->storage[storage].places > 1;
 }
 // Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
 // the last piece of a storage is shorter than the others.
@@ -274,7 +274,7 @@ static inline int64_t store_place_on_disk(const StatePlan *s, StateKind kind, in
     // kinds of this storage that precede this one
     const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1));
     const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
-    return s->disk_at[storage] + piece * store_stored_bytes(o, storage, most) +
+    return s->rows[storage].disk_at + piece * store_stored_bytes(o, storage, most) +
            before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Reads or writes n elements of a state on disk, from element `at` of the slice on, across pieces.

@@ -164,7 +164,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
     for (int kind = 0; kind < HOST_KINDS; kind++) {
         p.at[kind] = store_piece_at(s, kind, storage, piece, step);
     }
-    if (s->plan.pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
+    if (s->plan.rows[storage].pieces) { store_find_arrived(s, storage, piece, &p); }
     // parameters are their own masters
     if (s->plan.dtype == DTYPE_FP32) { p.at[STATE_MASTER] = p.at[STATE_PARAMETERS]; }
     return p;
@@ -302,7 +302,9 @@ static inline void store_direct(Store *s, int storage, int64_t step, OptimizerSt
         }
         direction_kernels[optimizer - optimizers](s->memory.stream, part.direction, u, o);
     }
-    if (piece + 1 >= s->plan.pieces[storage]) { store_exchange_matrices(s, storage, step, false); }
+    if (piece + 1 >= s->plan.rows[storage].pieces) {
+        store_exchange_matrices(s, storage, step, false);
+    }
 }
 // Copies the parts of a matrix from where they arrived to one array, or (back) from there.
 static inline void store_copy_matrix(Store *s, int storage, int k, float *whole, bool back) {
@@ -387,7 +389,7 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     } else {
         store_update_parts(s, storage, &p, s->flight.progress[storage].updates, o);
     }
-    const int last = s->plan.pieces[storage] * (matrices ? 2 : 1) - 1;
+    const int last = s->plan.rows[storage].pieces * (matrices ? 2 : 1) - 1;
     if (!p.cpu_update && piece >= last) { store_slice_changed(s, storage); }
 }
 // Updates masters and moments on the host with the pending gradient, while the device computes with
@@ -407,7 +409,7 @@ static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
         s->flight.progress[storage].updates += s->flight.pending;
     }
     store_move_piece(s, storage, piece, step, true);
-    if (s->plan.policy.offload->cpu_update && piece + 1 == s->plan.pieces[storage]) {
+    if (s->plan.policy.offload->cpu_update && piece + 1 == s->plan.rows[storage].pieces) {
         store_slice_changed(s, storage);
     }
 }

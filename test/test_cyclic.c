@@ -435,10 +435,10 @@ static void test_triangles_send(void **state) {
                 const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
                 const bool takes =
                     stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
-                assert_int_equal(p2p.places[s] > 0, takes);
-                assert_true(p2p.places[s] <= 2);
-                assert_int_equal(p2p.adds[s], takes);
-                assert_int_equal(p2p.comes[s], r == p2p.owner[s] && stage < N - 1);
+                assert_int_equal(p2p.storage[s].places > 0, takes);
+                assert_true(p2p.storage[s].places <= 2);
+                assert_int_equal(p2p.storage[s].adds, takes);
+                assert_int_equal(p2p.storage[s].comes, r == p2p.storage[s].owner && stage < N - 1);
             }
             p2p_free(&p2p, m.storages);
         }

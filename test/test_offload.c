@@ -16,9 +16,9 @@ static bool toss(void) { return draw(2); }
 
 // Plans a buffer of parameters or gradients from the beginning.
 static StateBuffer plan_gathered(const StatePlan *s, const Offload *o, StateKind kind) {
-    State *x = calloc((size_t)s->model->storages, sizeof(State));
+    StorageRow *x = calloc((size_t)s->model->storages, sizeof *x);
     StateBuffer b = store_fill_kind(s, o, kind, x);
-    buffer_plan(&b, x, &s->layout);
+    buffer_plan(&b, x, kind, &s->layout);
     free(x);
     return b;
 }
