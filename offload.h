@@ -51,7 +51,7 @@ static inline bool offload_has_parameters(const StatePlan *s, int storage) {
 static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
     const Owners *h = &s->layout.owners;
     return o->gradients && store_holds(s, storage) && !h->storage[storage].tied &&
-           (h->storage[storage].turns || holders_of(h, storage) > 1);
+           (h->storage[storage].turns || owner_count(h, storage) > 1);
 }
 // What this rank may offload.
 typedef struct {
@@ -100,7 +100,7 @@ static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o
     const StatePlan *s = f->store;
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_stored(o, i) * store_own_elements(s, i) * sizeof(float);
+        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * sizeof(float);
     }
     return bytes;
 }
@@ -252,17 +252,18 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
 
 // Returns the bytes that an update moves to the device (in) or to the host, for each element of a
 // storage. again: with its second part (state/matrices.h).
-static inline int64_t offload_element_bytes(const StatePlan *s, int storage, bool in, bool again) {
+static inline int64_t offload_element_bytes(const StatePlan *s, int storage, bool in, bool second) {
     PiecePart parts[PIECE_PARTS];
     int64_t bytes = 0;
-    for (int k = store_piece_parts(s, s->policy.offload, storage, again, parts) - 1; k >= 0; k--) {
+    for (int k = store_piece_parts(s, s->policy.offload, storage, second, parts) - 1; k >= 0; k--) {
         bytes += (in ? parts[k].in : parts[k].out) ? parts[k].size : 0;
     }
     return bytes;
 }
 // Does the action copy parameters from the host? A gather from hpZ secondary copies does not.
 static inline bool offload_brings(const StatePlan *s, const Action *a) {
-    return a->kind == ACT_PREFETCH && !a->near && store_on_host(s, STATE_PARAMETERS, a->storage);
+    return a->kind == ACT_PREFETCH && !a->secondary &&
+           store_on_host(s, STATE_PARAMETERS, a->storage);
 }
 // Counts the bytes that a step moves: moved[0] to the device, moved[1] to the host. block_bytes: of
 // one block's offloaded activations.

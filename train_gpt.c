@@ -285,7 +285,7 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     for (int i = 0; i < plan->model.storages; i++) {
         most =
             max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
-                                       holders_of(&s->layout.owners, i), zero_grain(&s->policy)));
+                                       owner_count(&s->layout.owners, i), zero_grain(&s->policy)));
     }
     CommTraffic traffic =
         executor_traffic(&plan->model, &plan->shape, &plan->pipeline.placement, comm->rank,

@@ -85,7 +85,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
         map.sums[s] = zero_sum_place(o, &owners, s);
         map.pieces[s] = offload_pieces(m, policy, &owners, s);
         map.wave[s] = zero_wave(m, policy, &owners, s);
-        map.on_disk[s] = offload_stored(o, s) > 0;
+        map.on_disk[s] = offload_kinds_on_disk(o, s) > 0;
         map.gathers[s] = zero_gathers(policy, &owners, s);
         map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
         map.tied[s] = owners.storage[s].tied;
@@ -165,7 +165,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
             int slot = map->param_slot[a.storage];
             if (busy[a.storage] || (slot >= 0 && taken[slot])) { break; }
             a.kind = ACT_PREFETCH;
-            a.near = policy->partition > 1 && (seen[a.storage] || !training);
+            a.secondary = policy->partition > 1 && (seen[a.storage] || !training);
             busy[a.storage] = seen[a.storage] = true;
             ahead++;
             if (slot >= 0) { taken[slot] = true; }
@@ -285,7 +285,7 @@ typedef struct {
     bool on_disk;     // only pieces on disk
     ActionKind kind;  // of the action that brings a piece
     int storage, piece;
-    bool again; // the pieces of the storage's wave come for the second time
+    bool second; // the pieces of the storage's wave come for the second time
 } PieceCursor;
 // Moves on to the next storage: of a wave, all storages come twice.
 static inline void lower_next_storage(PieceCursor *c) {
@@ -294,8 +294,8 @@ static inline void lower_next_storage(PieceCursor *c) {
     c->piece = 0;
     c->storage++;
     if (!last) { return; }
-    c->again = !c->again;
-    for (const int wave = c->storage - 1; c->again && c->storage > 0; c->storage--) {
+    c->second = !c->second;
+    for (const int wave = c->storage - 1; c->second && c->storage > 0; c->storage--) {
         if (map->wave[c->storage - 1] != wave) { break; }
     }
 }
@@ -310,7 +310,7 @@ static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
         }
         if (c->storage == map->storages) { return; }
         Action a = action_make(c->kind, -1, c->storage, -1);
-        a.use = c->piece++ + (c->again ? map->pieces[c->storage] : 0);
+        a.use = c->piece++ + (c->second ? map->pieces[c->storage] : 0);
         schedule_add(s, a);
     }
 }

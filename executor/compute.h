@@ -278,7 +278,7 @@ static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, c
         clip_block_instantiated(c, clip);
         return;
     }
-    if (w->unit == 0 && clip->policy.again) {
+    if (w->unit == 0 && clip->policy.recomputes_logits) {
         clip_embedding_again(c, clip, work_head(e, w));
         return;
     }
@@ -424,7 +424,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
         const UnitCall c = executor_call(e, &w);
-        unit_losses(&c, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits);
+        unit_losses(&c, !e->clips || e->shape.clip.recomputes_logits ? NULL : e->clip[0].dlogits);
     }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass),
                       head_losses(e->model, &w.acts->unit[w.unit]), w.N * sizeof(float));

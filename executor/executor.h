@@ -79,11 +79,11 @@ static inline int64_t executor_step_version(const Executor *e, const Action *a) 
     return store_delays(&e->store->plan) && !e->store->flight.pending ? min_i64(0, a->version)
                                                                       : a->version;
 }
-static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
+static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
     if (e->store->plan.policy.p2p) {
         store_broadcast(e->store, storage, e->map->param_slot[storage], e->step);
     } else {
-        store_prefetch(e->store, storage, version, near, e->step);
+        store_prefetch(e->store, storage, version, secondary, e->step);
     }
 }
 // Notes which rows this rank computes, of the pass and of each micro-batch.
@@ -134,7 +134,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
     if (executor_run_states(e, a, optimizer, of)) { return; }
     switch (a->kind) {
     case ACT_PREFETCH:
-        executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
+        executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->secondary);
         break;
     case ACT_ACQUIRE:
         deferred_expect_version(&e->queue, a->storage, e->version + a->version);

@@ -34,7 +34,7 @@ static inline int action_messages(const StatePlan *store, const Action *a, ZeroM
         m[0] = store_matrix_message(store, a->storage, back);
         return back || a->use + 1 >= store->rows[a->storage].pieces; // with the last piece
     }
-    m[0] = store_gather_message(store, a->storage, a->near);
+    m[0] = store_gather_message(store, a->storage, a->secondary);
     return a->kind == ACT_PREFETCH;
 }
 // Returns how many elements a rank owns, as if all slices were equal.
@@ -99,7 +99,7 @@ static inline ActionCost message_cost(const Costs *c, const StatePlan *store, co
         offload_brings(store, a)
             ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
             : nothing;
-    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
+    cost.compute_s += quantization_traffic(store, a->storage, a->kind == ACT_REDUCE, a->secondary) /
                       c->rates.bytes_per_s;
     cost.compute_s += messages.compute_s;
     cost.message_s += messages.message_s;
@@ -145,8 +145,8 @@ static inline ActionCost store_cost(const Costs *c, const StatePlan *store, cons
 }
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
-    const bool again = a->use >= store->rows[a->storage].pieces;
-    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, again) /
+    const bool second = a->use >= store->rows[a->storage].pieces;
+    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, second) /
                          (double)store->rows[a->storage].pieces;
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }

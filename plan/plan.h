@@ -51,7 +51,7 @@ typedef struct {
     Privacy privacy;                  // privacy.on: the run is private
     Offload offload;                  // states off the device, as all ranks agree; host NULL: none
     // bytes of host memory that another model's states take while they become this one's
-    size_t passing;
+    size_t delink_bytes;
 } Config;
 
 // The model of a run.
@@ -302,8 +302,8 @@ static inline Prediction plan_predict(const Plan *p) {
     double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
-    all.host =
-        p->machine->resident + p->config->passing + all.offloaded + store_scratch_bytes(&p->store);
+    all.host = p->machine->resident + p->config->delink_bytes + all.offloaded +
+               store_scratch_bytes(&p->store);
     offload_moves(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model),
                   all.moved);
     all.stored = store_disk_bytes(&p->store);

@@ -160,7 +160,7 @@ static inline bool offload_sums_often(const StatePlan *s) {
     const Owners *owners = &s->layout.owners;
     bool found = false;
     for (int i = 0; i < s->model->storages; i++) {
-        found |= holders_of(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
+        found |= owner_count(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
     }
     return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
 }
@@ -199,7 +199,7 @@ static inline void print_later(const Plan *plan, bool table) {
     print_row("delinked",
               "%.1f M parameters, predicted %s a step; %.3f MiB of the host at the switch only",
               plan->model.parameters / 1e6, readable_step(p->step_s).at,
-              mebibytes(plan->config->passing));
+              mebibytes(plan->config->delink_bytes));
     if (table) {
         printf("memory of rank 0 from then on:\n");
         print_memory(p);
@@ -482,7 +482,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     if (plans->later) {
         const Plan *later = plans->later;
         text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":",
-                 later->model.parameters, later->config->passing);
+                 later->model.parameters, later->config->delink_bytes);
         json_add_predicted(line, later->predicted, later->predicted.stored, "");
         text_add(line, "}");
     }

@@ -391,7 +391,7 @@ static inline void schedule_print(FILE *to, const Program *p) {
                 fprintf(to, " step %" PRId64, a->step);
             }
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
-            if (a->near) { fprintf(to, " near"); }
+            if (a->secondary) { fprintf(to, " near"); }
             if (a->storage >= 0 && p->map.pieces && p->map.pieces[a->storage] &&
                 action_is(a->kind, OF_PIECES)) {
                 fprintf(to, " piece %d", a->use);

@@ -152,8 +152,8 @@ static inline void validate_order(Validator *v, int q, int r) {
     do {
         x = validator_next_shared(v, q, r, &i);
         y = validator_next_shared(v, r, q, &j);
-        const bool same =
-            x && y && x->kind == y->kind && x->storage == y->storage && x->near == y->near;
+        const bool same = x && y && x->kind == y->kind && x->storage == y->storage &&
+                          x->secondary == y->secondary;
         if (!same && (x || y)) {
             validator_fail(v, "rank %d: %s of storage %d where rank %d has %s of storage %d", r,
                            y ? action_name(y->kind) : "nothing", y ? y->storage : -1, q,

@@ -521,7 +521,7 @@ static inline void validate_gather(Validator *v, const Action *a) {
     refuse(v, me->acquired || (gathers && me->flying), "its parameters are in use");
     refuse(v, user && *user >= 0, "its slot holds storage %d", user ? *user : -1);
     // a pass that does not train uses the copies if they exist
-    refuse(v, a->near && !me->gathered && !v->program->forward_only,
+    refuse(v, a->secondary && !me->gathered && !v->program->forward_only,
            "no gather has made the copies");
     if (user) { *user = a->storage; }
     me->flying = me->gathered = gathers;

@@ -74,8 +74,8 @@ static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMes
 
 // Returns the bytes of memory traffic that a gather or reduction causes apart from its messages:
 // records are written by the ranks that quantize, and read by those that add.
-static inline double store_coding_bytes(const StatePlan *s, int storage, bool reduces,
-                                        bool secondary) {
+static inline double quantization_traffic(const StatePlan *s, int storage, bool reduces,
+                                          bool secondary) {
     double elements = gpt_storage_elements(s->model, storage), size = dtype_size(s->dtype);
     const int64_t *records =
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);

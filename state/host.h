@@ -37,13 +37,13 @@
 
 // Does a piece come for the second part of its update (store_in_parts)? Then its number is so much
 // larger than the first time.
-static inline bool store_comes_again(const StatePlan *s, int storage, int piece) {
+static inline bool piece_is_second_pass(const StatePlan *s, int storage, int piece) {
     return s->rows[storage].pieces && piece >= s->rows[storage].pieces;
 }
 static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece) {
-    const bool again = store_comes_again(&s->plan, storage, piece);
-    const int number = s->plan.rows[storage].first_piece[again] +
-                       (again ? piece - s->plan.rows[storage].pieces : piece);
+    const bool second = piece_is_second_pass(&s->plan, storage, piece);
+    const int number = s->plan.rows[storage].first_piece[second] +
+                       (second ? piece - s->plan.rows[storage].pieces : piece);
     return &s->memory.offload_buffer[number % MOVING_PIECES];
 }
 // Returns the elements of a piece of this rank's slice, and where in the slice they begin. The last
@@ -51,7 +51,7 @@ static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece
 static inline int64_t store_piece(const StatePlan *s, int storage, int piece, int64_t *begin) {
     const int64_t own = store_own_elements(s, storage),
                   most = s->rows[storage].pieces ? offload_piece(s->model) : own;
-    if (store_comes_again(s, storage, piece)) { piece -= s->rows[storage].pieces; }
+    if (piece_is_second_pass(s, storage, piece)) { piece -= s->rows[storage].pieces; }
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
@@ -95,7 +95,7 @@ static inline void store_write_piece(Store *s, int storage, int piece) {
     store_move_stored(s, storage, piece, true);
 }
 static inline void store_await_stored(Store *s, int storage, int piece) {
-    if (offload_stored(s->plan.policy.offload, storage)) {
+    if (offload_kinds_on_disk(s->plan.policy.offload, storage)) {
         disk_wait(store_disk_buffer(s, storage, piece));
     }
 }
@@ -128,8 +128,8 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
     const bool cpu = s->plan.policy.offload->cpu_update, delays = store_delays(&s->plan);
     PiecePart parts[PIECE_PARTS];
-    const bool again = store_comes_again(&s->plan, storage, piece);
-    const int count = store_piece_parts(&s->plan, s->plan.policy.offload, storage, again, parts);
+    const bool second = piece_is_second_pass(&s->plan, storage, piece);
+    const int count = store_piece_parts(&s->plan, s->plan.policy.offload, storage, second, parts);
     int64_t begin, n = store_piece(&s->plan, storage, piece, &begin);
     if (!n) { return; }
     if (!in || delays) { ops_follow(&buffer->link, s->memory.stream); }

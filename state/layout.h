@@ -130,7 +130,7 @@ static inline void owners_free(Owners *h) {
     free_all(h->lists, h->storage);
 }
 // Returns how many ranks own a storage.
-static inline int holders_of(const Owners *h, int storage) {
+static inline int owner_count(const Owners *h, int storage) {
     return h->lists[h->storage[storage].list].n;
 }
 
@@ -148,15 +148,15 @@ static inline int zero_gradient_stage(const ZeroPolicy *z) {
     return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
 static inline SumPlace zero_sum_place(const Offload *o, const Owners *h, int storage) {
-    const bool alone = holders_of(h, storage) == 1 && h->storage[storage].turns;
+    const bool alone = owner_count(h, storage) == 1 && h->storage[storage].turns;
     return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS
            : alone                                  ? SUM_COMES_BACK
                                                     : SUM_IS_ADDED;
 }
 // the gradient, from stage 2 on
 static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storage) {
-    return !h->storage[storage].tied &&
-           (holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
+    return !h->storage[storage].tied && (owner_count(h, storage) > 1 ||
+                                         zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
 }
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
     return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
@@ -167,7 +167,7 @@ static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_w
 // Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
 // save memory. on_host: its slice is on the host.
 static inline int shared_slot(const Owners *h, int storage, bool apart, bool on_host) {
-    const int n = holders_of(h, storage), blocks = h->lists[h->storage[storage].list].blocks;
+    const int n = owner_count(h, storage), blocks = h->lists[h->storage[storage].list].blocks;
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
     bool shares = h->storage[storage].turns && (on_host || spared >= SHARED_SLOTS);
     return shares ? storage % SHARED_SLOTS : -1;
@@ -226,7 +226,7 @@ static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const O
                                  int storage) {
     if (!offload_has_states(z->offload, storage)) { return 0; }
     const int64_t longest =
-        store_slice(gpt_storage_elements(m, storage), holders_of(h, storage), zero_grain(z));
+        store_slice(gpt_storage_elements(m, storage), owner_count(h, storage), zero_grain(z));
     return (int)ceil_div(longest, offload_piece(m));
 }
 

@@ -40,7 +40,7 @@ static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners
     int most = 1;
     if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
     for (int i = m->first_block; i < m->first_after; i++) {
-        most = max_i64(most, holders_of(h, i));
+        most = max_i64(most, owner_count(h, i));
     }
     const int64_t blocks =
         most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));

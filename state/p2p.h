@@ -186,7 +186,7 @@ static inline float *store_whole(const Store *s, int storage, int64_t micro) {
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
-static inline void store_await_place(Store *s, int storage) {
+static inline void wait_gradient_buffer_free(Store *s, int storage) {
     const P2p *r = s->plan.policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
     for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
@@ -197,7 +197,7 @@ static inline void store_await_place(Store *s, int storage) {
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
-    if (!*begun) { store_await_place(s, storage); }
+    if (!*begun) { wait_gradient_buffer_free(s, storage); }
     if (!storage) {
         comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
     }
@@ -229,9 +229,9 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
     *begun = false;
     // for a piece without samples this has not happened yet
     if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
-    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
-    if (made != piled) {
-        store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
+    float *sum = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
+    if (made != sum) {
+        store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
     }
 }
 // Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns

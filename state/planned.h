@@ -281,7 +281,9 @@ static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Ow
                            h->storage[i].tied == h->storage[i + 1].tied && i + 1 != m->classifier,
                    joins = alike && elements < BUCKET_ELEMENTS;
         elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
-        first[i] = !z->quantized_gradients || holders_of(h, i) == 1 ? -1 : joins ? first[i + 1] : i;
+        first[i] = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
+                   : joins                                           ? first[i + 1]
+                                                                     : i;
     }
 }
 // Plans the buckets of the storages that this rank owns.
@@ -463,16 +465,16 @@ typedef struct {
 } PiecePart;
 enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 // Is a storage updated in two parts, with its matrices between them? Then each piece comes twice:
-// for its moments and its gradient, and (again) for its parameters. Piece p comes for the second
+// for its moments and its gradient, and (second) for its parameters. Piece p comes for the second
 // time as piece p + pieces.
 static inline bool store_in_parts(const StatePlan *s, int storage) {
     return s->policy.matrices && !s->policy.p2p && gpt_storage_is_block(s->model, storage);
 }
-static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool again) {
+static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool second) {
     const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
-    return !store_in_parts(s, storage) || first != again;
+    return !store_in_parts(s, storage) || first != second;
 }
-static inline int store_piece_parts(const StatePlan *s, const Offload *o, int storage, bool again,
+static inline int store_piece_parts(const StatePlan *s, const Offload *o, int storage, bool second,
                                     PiecePart parts[PIECE_PARTS]) {
     const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
@@ -492,7 +494,7 @@ static inline int store_piece_parts(const StatePlan *s, const Offload *o, int st
     if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
     int taken = 0;
     for (int k = 0; k < n; k++) {
-        if (store_piece_takes(s, storage, parts[k].kind, again)) { parts[taken++] = parts[k]; }
+        if (store_piece_takes(s, storage, parts[k].kind, second)) { parts[taken++] = parts[k]; }
     }
     return taken;
 }
@@ -505,9 +507,9 @@ static inline int64_t store_longest_piece(const StatePlan *s, int storage) {
 static inline int64_t store_piece_bytes(const StatePlan *s, const Offload *o, int storage) {
     PiecePart parts[PIECE_PARTS];
     int64_t most = 0;
-    for (int again = 0; again < 2; again++) {
+    for (int second = 0; second < 2; second++) {
         int64_t bytes = 0;
-        for (int k = store_piece_parts(s, o, storage, again, parts) - 1; k >= 0; k--) {
+        for (int k = store_piece_parts(s, o, storage, second, parts) - 1; k >= 0; k--) {
             bytes += parts[k].size;
         }
         most = max_i64(most, bytes);
@@ -535,7 +537,8 @@ static inline size_t store_sum_bytes(const StatePlan *s, const Offload *o) {
 // Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
 // rounded up to DISK_GRAIN.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
-    return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+    return offload_kinds_on_disk(o, storage) *
+           round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Returns the bytes of all pieces of this rank's slice.
 static inline int64_t store_all_stored_bytes(const StatePlan *s, const Offload *o, int storage) {
@@ -565,7 +568,7 @@ static inline void store_plan_disk(StatePlan *s) {
         row->first_stored = pieces;
         row->disk_at = at;
         row->disk_bytes = store_all_stored_bytes(s, o, i);
-        pieces += offload_stored(o, i) ? row->pieces : 0;
+        pieces += offload_kinds_on_disk(o, i) ? row->pieces : 0;
         at += row->disk_bytes;
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);

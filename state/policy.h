@@ -90,7 +90,7 @@ static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind
     return o && o->disk && (o->disk[storage] >> kind & 1);
 }
 // Returns how many kinds of a storage's states are on disk.
-static inline int offload_stored(const Offload *o, int storage) {
+static inline int offload_kinds_on_disk(const Offload *o, int storage) {
     return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
 }
 

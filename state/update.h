@@ -147,8 +147,8 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     } else {
         ops_follow(s->memory.stream, &buffer->link);
     }
-    const bool again = store_comes_again(&s->plan, storage, piece);
-    for (int k = 0, n = store_piece_parts(&s->plan, o, storage, again, parts); k < n; k++) {
+    const bool second = piece_is_second_pass(&s->plan, storage, piece);
+    for (int k = 0, n = store_piece_parts(&s->plan, o, storage, second, parts); k < n; k++) {
         p->at[parts[k].kind] = at;
         at += p->count * parts[k].size;
     }

@@ -247,7 +247,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         if (i % 16 == comm.rank) { comm_progress(); }
         switch (a->kind) {
         case ACT_PREFETCH:
-            store_prefetch(s, a->storage, r->version + a->version, a->near, step);
+            store_prefetch(s, a->storage, r->version + a->version, a->secondary, step);
             break;
         case ACT_ACQUIRE:
             check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage);
@@ -296,7 +296,7 @@ static void check_traffic(const Rig *r) {
         int n = 0;
         if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store.plan, a->storage, m); }
         if (a->kind == ACT_PREFETCH) {
-            m[n++] = store_gather_message(&r->store.plan, a->storage, a->near);
+            m[n++] = store_gather_message(&r->store.plan, a->storage, a->secondary);
         }
         while (n--) {
             comm_bytes_sent(m[n].kind, m[n].group, m[n].group->me, m[n].bounds, m[n].element_bytes,

@@ -548,10 +548,10 @@ static void test_slack(void **state) {
 
 static void check_route(const CyclicPlan *plan) {
     const int N = plan->N;
-    HandBacks h = cyclic_route(plan);
+    ParamsMessages h = cyclic_route(plan);
     bool *comes = (bool *)checked_calloc((size_t)(N * N), sizeof(bool), "test");
     for (int k = 0; k < h.count; k++) {
-        const HandBack *m = &h.message[k];
+        const ParamsMessage *m = &h.message[k];
         assert_true(m->to >= 0 && m->to < N && m->from != m->to);
         assert_true(k == 0 || h.message[k - 1].slot <= m->slot);
         // once, from its owner, when it is made, in time

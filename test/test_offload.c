@@ -49,7 +49,7 @@ static int64_t host_frees(const OffloadScope *f, const Offload *o) {
     const StatePlan *s = f->store;
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
+        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
     }
     return bytes;
 }
