@@ -20,7 +20,6 @@
 #include "state/disk.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 
 // Returns a number of every rank; the caller frees it. All ranks call it.
 static inline double *number_of_ranks(Comm *comm, double mine) {

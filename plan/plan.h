@@ -35,7 +35,6 @@
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 #include "zero.h"
 
 // What a run is asked to do. The options hold what was chosen where a flag leaves a choice: the

@@ -24,7 +24,6 @@
 #include "schedule/validator.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 
 // -------------------------------------------------------------------------------------------------
 // Samples of a step

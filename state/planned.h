@@ -8,7 +8,6 @@
 #include "base/base.h"
 #include "comm/group.h"
 #include "comm/records.h"
-#include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"
