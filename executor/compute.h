@@ -72,12 +72,12 @@ static inline bool executor_splits_samples(const Executor *e, const Pass *pass) 
     return e->step_micros && pass->windows;
 }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
-    Action of = *a;
+    Action drawn = *a;
     if (executor_splits_samples(e, pass) && a->micro >= 0) {
-        of.rows = piece_rows(&e->store->plan.policy.p2p->pieces, pass->samples, pass->begins,
-                             a->micro, &of.first_row);
+        drawn.rows = piece_rows(&e->store->plan.policy.p2p->pieces, pass->samples, pass->begins,
+                                a->micro, &drawn.first_row);
     }
-    return of;
+    return drawn;
 }
 // Returns the number of samples that this rank computes in a step, where steps overlap; *first: the
 // first of them.
@@ -106,7 +106,7 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
                                         const Pass *pass) {
     int64_t T = pass->data->options.T;
     for (int i = 0; i < schedule->count; i++) {
-        const Action of = executor_action(e, &schedule->actions[i], pass), *a = &of;
+        const Action drawn = executor_action(e, &schedule->actions[i], pass), *a = &drawn;
         for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
             const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
             double sum = 0;
@@ -251,11 +251,11 @@ static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip
         clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
-    UnitCall of = clip_call(c, clip, w->unit);
+    UnitCall clipped = clip_call(c, clip, w->unit);
     if (w->unit == e->model->units - 1) {
-        clip_head_norms(&of, clip);
+        clip_head_norms(&clipped, clip);
     } else {
-        unit_pass(&of, PART_SAMPLE_NORMS);
+        unit_pass(&clipped, PART_SAMPLE_NORMS);
     }
 }
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
@@ -264,11 +264,11 @@ static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *
         clip_embedding_sum(c, clip, work_head(e, w));
         return;
     }
-    UnitCall of = clip_call(c, clip, w->unit);
+    UnitCall clipped = clip_call(c, clip, w->unit);
     if (w->unit == e->model->units - 1) {
-        clip_head_sum(&of, clip);
+        clip_head_sum(&clipped, clip);
     } else {
-        unit_pass(&of, PART_SAMPLE_SUM);
+        unit_pass(&clipped, PART_SAMPLE_SUM);
     }
 }
 // Runs the weight part of a unit that is a clipping group of its own.
@@ -390,7 +390,7 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     e->store->flight.moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
-    const Action of = executor_action(e, action, pass), *a = &of;
+    const Action drawn = executor_action(e, action, pass), *a = &drawn;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);

@@ -55,9 +55,9 @@ typedef struct Overlap {
 } Overlap;
 
 // Returns whether an action of this step does not run now.
-static inline bool overlap_skips(const Executor *e, const Pass *pass, int64_t of) {
+static inline bool overlap_skips(const Executor *e, const Pass *pass, int64_t of_step) {
     const Overlap *o = e->overlap;
-    return o && pass->training && (of < o->first_step || of > o->last_step);
+    return o && pass->training && (of_step < o->first_step || of_step > o->last_step);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
     }
 }
 // Defers an action of step `of`. Returns false if it is none that can be deferred.
-static inline bool overlap_defers(Executor *e, const Action *a, int64_t of) {
+static inline bool overlap_defers(Executor *e, const Action *a, int64_t of_step) {
     if (!e->overlap || !action_is(a->kind, ON_PARAMETERS | ON_SUM)) { return false; }
     DeferredOp op = {*a, executor_micro(e, a)};
-    op.action.step = of;
+    op.action.step = of_step;
     op.action.version += e->version;
     if (a->kind == ACT_REDUCE) {
         deferred_finish(&e->queue, BEFORE_GRADIENT, a->storage, -1);
