@@ -265,7 +265,7 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
     r->data = &j->data;
     r->journal.health.good = r->journal.health.saved = r->journal.health.validated = -1;
     r->privacy = j->config.privacy;
-    r->store.plan = r->plan->store;
+    r->store = store_of_plan(r->plan->store);
     r->progress.matmuls = &j->matmuls;
     if (*run_options(r)->out && r->comm->rank == 0) {
         snprintf(r->stop_file, sizeof r->stop_file, "%s/stop", run_options(r)->out);
@@ -387,7 +387,7 @@ static void delink(Run *r, RunPlans *plans) {
     ops_free(r->stream->workspace);
     memcpy(memory_taken, r->plan->machine->taken, sizeof memory_taken);
     r->plan = plans->later;
-    r->store.plan = r->plan->store;
+    r->store = store_of_plan(r->plan->store);
     store_join(&r->store.plan, r->comm);
     const size_t passing = memory_on_host;
     open_states(r, &r->files[1]);

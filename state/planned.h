@@ -640,6 +640,13 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     return s;
 }
 
+// Returns a store that has this plan, and no memory yet. It frees the plan's tables with its own.
+static inline Store store_of_plan(StatePlan plan) {
+    Store s = {};
+    s.plan = plan;
+    return s;
+}
+
 static inline void store_plan_free(StatePlan *s) {
     for (int i = 0; i < s->bucket_count; i++) {
         for (int h = 0; h < HOPS; h++) {

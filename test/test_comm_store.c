@@ -195,8 +195,8 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->version = 0;
     ops_open(&stream, 0, setting->dtype);
     r->program = program_of(&r->placement, setting, true);
-    r->store.plan = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
-                               setting->wire, &optimizers[0]);
+    r->store = store_of_plan(store_plan(&model, &comm.everyone, &r->placement, setting->zero,
+                                        setting->dtype, setting->wire, &optimizers[0]));
     store_join(&r->store.plan, &comm);
     store_predict(&r->store.plan, predicted);
     memcpy(before, memory_taken, sizeof before);

@@ -132,8 +132,8 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
-    r->store.plan = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32,
-                               &optimizers[setting.sgd]);
+    r->store = store_of_plan(store_plan(&r->model, &world, &r->placement, plain, setting.dtype,
+                                        DTYPE_FP32, &optimizers[setting.sgd]));
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);
