@@ -515,7 +515,7 @@ def documents_of(block, rules, forbidden, bad):
             if forbidden and forbidden in text:
                 raise Bad(f"the text has the character {forbidden!r}, which ends texts")
         except Bad as reason:
-            data = record if isinstance(record, bytes) else str(record or "").encode("utf-8", "replace")
+            data = record if isinstance(record, bytes) else str(record).encode(errors="replace")
             bad(f"{block.path}: record {number}: {reason}", len(data))
             continue
         for part in text.split(END_OF_TEXT) if rules.split else [text]:
