@@ -66,7 +66,7 @@ static inline int executor_slot_of(const Executor *e, const Action *a, const Pas
     const P2p *p2p = e->store->plan.policy.p2p;
     return !p2p || !p2p->borrows ? 0
            : pass->training      ? p2p_slot(p2p, a->use, of_step)
-                                 : e->map->param_slot[a->storage];
+                                 : e->map->rule[a->storage].param_slot;
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
     return store_is_borrowed(&e->store->plan, storage)
@@ -81,7 +81,7 @@ static inline int64_t executor_step_version(const Executor *e, const Action *a) 
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
     if (e->store->plan.policy.p2p) {
-        store_broadcast(e->store, storage, e->map->param_slot[storage], e->step);
+        store_broadcast(e->store, storage, e->map->rule[storage].param_slot, e->step);
     } else {
         store_prefetch(e->store, storage, version, secondary, e->step);
     }

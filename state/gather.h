@@ -144,8 +144,7 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     StorageProgress *p = &s->flight.progress[storage];
     const bool p2p = s->plan.policy.p2p;
-    assert(p2p ||
-           (version == p->updates && (!store_gathers_for_use(&s->plan, storage) || p->arriving)));
+    assert(p2p || (version == p->updates && (!s->plan.rows[storage].rule.gathers || p->arriving)));
     comm_wait(s->memory.comm, &p->gathering);
     if (store_on_host(&s->plan, STATE_PARAMETERS, storage)) {
         ops_follow(s->memory.stream, store_param_link(s, storage));
@@ -188,7 +187,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 // Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
 // it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    const int slot = zero_grad_slot(&s->plan.policy, &s->plan.layout.owners, storage),
+    const int slot = s->plan.rows[storage].rule.grad_slot,
               before = slot < 0 ? storage : s->flight.occupant[slot];
     bool *first = &s->flight.progress[storage].first_write;
     if (*first && before >= 0) {

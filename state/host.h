@@ -176,7 +176,7 @@ static inline void store_add_on_host(Store *s, float *sum, float *slice, int64_t
 // there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
-    const bool adds = p->summed && store_sum_place(&s->plan, storage) == SUM_IS_ADDED;
+    const bool adds = p->summed && s->plan.rows[storage].rule.sum == SUM_IS_ADDED;
     int64_t begin, n = store_own(&s->plan, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
     float *slice = store_full_gradient(s, storage) + begin;
@@ -199,7 +199,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     store_move(s, link, store_at(s, STATE_GRADIENT, storage, step),
                store_full(s, STATE_GRADIENT, storage), n * (int64_t)sizeof(float), true);
     ops_follow(s->memory.stream, link);
-    const int slot = zero_grad_slot(&s->plan.policy, &s->plan.layout.owners, storage);
+    const int slot = s->plan.rows[storage].rule.grad_slot;
     if (slot >= 0) { s->flight.occupant[slot] = storage; }
     s->flight.progress[storage].first_write = false;
 }
@@ -245,8 +245,7 @@ static inline void store_round_on_host(Store *s, int storage) {
 // Copies this rank's slice of parameters from the host to `place`, in a slot that is no longer in
 // use, after what was last written there.
 static inline Stream *store_param_link(Store *s, int storage) {
-    const int slot =
-        zero_param_slot(s->plan.model, &s->plan.policy, &s->plan.layout.owners, storage);
+    const int slot = s->plan.rows[storage].rule.param_slot;
     assert(slot >= 0); // these blocks share slots
     return &s->memory.param_link[slot];
 }

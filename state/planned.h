@@ -45,7 +45,7 @@ typedef struct {
     int64_t *to, *from; // [group->n + 1] bounds in bytes of what each rank gets; of what each sends
 } RecordExchange;
 // Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
-// in this order, one directly after another (zero_buckets), by two exchanges: inside nodes, then
+// in this order, one directly after another (storage_rules), by two exchanges: inside nodes, then
 // between them.
 enum { HOPS = 2 };
 typedef struct {
@@ -182,9 +182,6 @@ static inline Place store_place(const StatePlan *s, StateKind kind, int storage)
 static inline bool store_on_host(const StatePlan *s, StateKind kind, int storage) {
     return store_place(s, kind, storage) == PLACE_HOST;
 }
-static inline SumPlace store_sum_place(const StatePlan *s, int storage) {
-    return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
-}
 static inline bool store_holds(const StatePlan *s, int storage) {
     return layout_holds(&s->layout, storage);
 }
@@ -193,9 +190,6 @@ static inline bool store_is_borrowed(const StatePlan *s, int storage) {
 }
 static inline const ProcessGroup *store_process_group(const StatePlan *s, int storage) {
     return layout_process_group(&s->layout, storage);
-}
-static inline bool store_gathers_for_use(const StatePlan *s, int storage) {
-    return zero_gathers(&s->policy, &s->layout.owners, storage);
 }
 // Returns the bounds of a storage's slices among its owners.
 static inline const int64_t *store_slices(const StatePlan *s, int storage) {
@@ -267,34 +261,44 @@ static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ?
 static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
     return round_up(bounds[x->group->n], 64);
 }
-// Fills first[] ([storages]) with the first storage of each storage's bucket; -1: it is in none.
-// The storages of a bucket are neighbours, have the same owners, and are always reduced one
-// directly after another. So tied ones, which are reduced at the end of the step, are apart from
-// the others; and so is the head's own table, whose gradient the head's input part makes: in a
-// zero-bubble schedule the head's other gradients follow micro-batches later.
-static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Owners *h,
-                                int *first) {
+// Returns the rules of all storages. The storages of a bucket are neighbours, have the same owners,
+// and are always reduced one directly after another. So tied ones, which are reduced at the end of
+// the step, are apart from the others; and so is the head's own table, whose gradient the head's
+// input part makes: in a zero-bubble schedule the head's other gradients follow micro-batches later.
+static inline StorageRule *storage_rules(const GptModel *m, const ZeroPolicy *z, const Owners *h) {
+    StorageRule *rules = new_array(StorageRule, m->storages, "rules of storages");
     int64_t elements = 0;
     for (int i = m->storages - 1; i >= 0; i--) {
-        const bool alike = i + 1 < m->storages && h->storage[i].list == h->storage[i + 1].list &&
-                           h->storage[i].tied == h->storage[i + 1].tied && i + 1 != m->classifier,
+        const StorageOwners *x = &h->storage[i];
+        StorageRule *r = &rules[i];
+        const bool alike = i + 1 < m->storages && x->list == x[1].list && x->tied == x[1].tied &&
+                           i + 1 != m->classifier,
                    joins = alike && elements < BUCKET_ELEMENTS;
         elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
-        first[i] = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
-                   : joins                                           ? first[i + 1]
-                                                                     : i;
+        r->bucket = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
+                    : joins                                           ? r[1].bucket
+                                                                      : i;
+        r->param_slot = zero_param_slot(m, z, h, i);
+        r->grad_slot = zero_grad_slot(z, h, i);
+        r->gathers = zero_gathers(z, h, i);
+        r->reduces_often = z->p2p || zero_reduces_often(z, h, i);
+        r->tied = x->tied;
+        r->sum = zero_sum_place(z->offload, h, i);
+        r->pieces = offload_pieces(m, z, h, i);
+        r->on_disk = offload_kinds_on_disk(z->offload, i) > 0;
+        r->wave = zero_wave(m, z, h, i);
     }
+    return rules;
 }
 // Plans the buckets of the storages that this rank owns.
 static inline void store_plan_buckets(StatePlan *s) {
-    int *first = new_array(int, s->model->storages, "buckets");
-    zero_buckets(s->model, &s->policy, &s->layout.owners, first);
     for (int last = s->model->storages - 1; last >= 0; last--) {
-        const bool mine = first[last] >= 0 && store_holds(s, last);
+        const int first = s->rows[last].rule.bucket;
+        const bool mine = first >= 0 && store_holds(s, last);
         s->rows[last].bucket = mine ? s->bucket_count : -1;
-        if (!mine || (last && first[last - 1] == first[last])) { continue; }
+        if (!mine || (last && s->rows[last - 1].rule.bucket == first)) { continue; }
         Bucket *b = &s->buckets[s->bucket_count++];
-        *b = store_plan_bucket(s, first[last], last);
+        *b = store_plan_bucket(s, first, last);
         int64_t bytes = 0;
         for (int h = 0; h < bucket_hops(b); h++) {
             bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +
@@ -302,7 +306,6 @@ static inline void store_plan_buckets(StatePlan *s) {
         }
         s->exchange_bytes = max_i64(s->exchange_bytes, bytes);
     }
-    free(first);
 }
 
 // Returns whether updates are delayed: the device computes with parameters that are one update
@@ -585,7 +588,7 @@ static inline void store_number_pieces(StatePlan *s) {
     const int storages = s->model->storages;
     int number = 0;
     for (int i = 0, last; i < storages; i = last + 1) {
-        const int wave = zero_wave(s->model, &s->policy, &s->layout.owners, i);
+        const int wave = s->rows[i].rule.wave;
         last = wave < 0 ? i : wave;
         for (int k = i; k <= last; k++) {
             s->rows[k].first_piece[0] = number;
@@ -601,8 +604,7 @@ static inline void store_number_pieces(StatePlan *s) {
 static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
     for (int i = 0; i < s->model->storages; i++) {
-        s->rows[i].pieces =
-            store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
+        s->rows[i].pieces = store_holds(s, i) ? s->rows[i].rule.pieces : 0;
     }
     store_number_pieces(s);
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
@@ -633,6 +635,9 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     s.world = process_group_of_all(ranks);
     s.buckets = new_array(Bucket, m->storages, "buckets");
     s.rows = new_array(StorageRow, m->storages, "states");
+    StorageRule *rules = storage_rules(m, &s.policy, &s.layout.owners);
+    for (int i = 0; i < m->storages; i++) { s.rows[i].rule = rules[i]; }
+    free(rules);
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);

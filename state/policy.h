@@ -217,4 +217,20 @@ static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool ke
     return z;
 }
 
+// What the policies decide about a storage. storage_rules() makes these rows once, for a schedule
+// and for a rank's states.
+typedef struct {
+    int param_slot, grad_slot; // slot of the gathered parameters, of the gradient; -1: its own
+    bool gathers;              // parameters need a PREFETCH before each use; else they stay
+    bool reduces_often;        // REDUCE runs in each micro-batch; else once in a step
+    bool tied;                 // used by several stages: its gradient is reduced last
+    SumPlace sum;              // place of the gradient's sum between micro-batches
+    int bucket;   // first storage of the bucket in which its gradient travels; -1: it travels alone
+    int pieces;   // in which states on the host are updated; 0: none are there
+    bool on_disk; // some states are on disk: READ before, WRITE after the update
+    // last storage of the wave in which its matrices are made orthogonal, which is in sequence
+    // (matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE
+    int wave;
+} StorageRule;
+
 #endif

@@ -43,8 +43,9 @@ typedef struct {
     int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
 } State;
 
-// A storage: its states, and how they move.
+// A storage: what is decided about it, its states, and how they move.
 typedef struct {
+    StorageRule rule;
     State states[STATE_KINDS];
     int bucket; // index of its bucket; -1: this rank exchanges no quantized gradients of it
     // pieces in which offloaded states move for their update; 0: nothing of it is offloaded

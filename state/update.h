@@ -437,7 +437,7 @@ static inline void store_masters_changed(Store *s) {
             }
         }
         store_slice_changed(s, i);
-        if (!s->plan.policy.p2p && !store_gathers_for_use(&s->plan, i)) {
+        if (!s->plan.policy.p2p && !s->plan.rows[i].rule.gathers) {
             store_prefetch(s, i, s->flight.progress[i].updates, false, s->memory.comm->step);
         }
     }

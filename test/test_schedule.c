@@ -170,7 +170,7 @@ static Program pipeline(int stages, const char *const steps[]) {
     p.micro_batches = 2;
     p.samples = 4;
     program_limit(&p, limits);
-    p.map.tied[0] = true; // the first and the last stage use wte
+    p.map.rule[0].tied = true; // the first and the last stage use wte
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -198,7 +198,7 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
-    p.map.tied[0] = true;
+    p.map.rule[0].tied = true;
     zero_lower(&p, &plain, true);
     placement_free(&plan.placement);
     return p;
