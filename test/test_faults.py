@@ -153,9 +153,9 @@ class Actions(unittest.TestCase):
             threads=1,
             steps=1,
             model="layers=1,heads=8,channels=512,vocab=101",
-            seq_len=4096,
+            seq_len=2560,
             micro_batch=1,
-            batch_tokens=4096,
+            batch_tokens=2560,
             watchdog=1,
         )
         job.limit = 10 * harness.TIMEOUT  # it computes for some seconds, on a busy machine longer

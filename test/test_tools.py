@@ -59,7 +59,7 @@ import reproduce_zeropp  # noqa: E402
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
 BINARY = Path(harness.BINARY)
 LIMIT = 120  # seconds for anything; all takes a few
-# Of the programs that stand for train_gpt, which are started a thousand times: they need no packages.
+# Of the programs that stand for train_gpt. They start a thousand times, and need no packages.
 SHEBANG = f"#!{sys.executable} -SE\n"
 TRAIN = [
     "--model",
