@@ -195,10 +195,10 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->version = 0;
     ops_open(&stream, 0, setting->dtype);
     r->program = program_of(&r->placement, setting, true);
-    r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
-                          setting->wire, &optimizers[0]);
-    store_join(&r->store, &comm);
-    store_predict(&r->store, predicted);
+    r->store = store_of_plan(store_plan(&model, &comm.everyone, &r->placement, setting->zero,
+                                        setting->dtype, setting->wire, &optimizers[0]));
+    store_join(&r->store.plan, &comm);
+    store_predict(&r->store.plan, predicted);
     memcpy(before, memory_taken, sizeof before);
     store_allocate(&r->store, &comm, &stream);
     for (int k = 0; k < MEMORY_KINDS; k++) {
@@ -247,7 +247,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         if (i % 16 == comm.rank) { comm_progress(); }
         switch (a->kind) {
         case ACT_PREFETCH:
-            store_prefetch(s, a->storage, r->version + a->version, a->near, step);
+            store_prefetch(s, a->storage, r->version + a->version, a->secondary, step);
             break;
         case ACT_ACQUIRE:
             check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage);
@@ -276,7 +276,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
 static void check_states(const Rig *r, const char *what, int64_t steps) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         for (int storage = 0; storage < STORAGES; storage++) {
-            int64_t begin, n = store_own(&r->store, storage, &begin);
+            int64_t begin, n = store_own(&r->store.plan, storage, &begin);
             const float *all =
                 steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
             if (!n || (kind != STATE_MASTER && steps != STEPS)) { continue; }
@@ -294,9 +294,9 @@ static void check_traffic(const Rig *r) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
         int n = 0;
-        if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store, a->storage, m); }
+        if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store.plan, a->storage, m); }
         if (a->kind == ACT_PREFETCH) {
-            m[n++] = store_gather_message(&r->store, a->storage, a->near);
+            m[n++] = store_gather_message(&r->store.plan, a->storage, a->secondary);
         }
         while (n--) {
             comm_bytes_sent(m[n].kind, m[n].group, m[n].group->me, m[n].bounds, m[n].element_bytes,
@@ -324,10 +324,10 @@ static bool computes_with(const Rig *r, int storage) {
 static void check_holdings(const Rig *r) {
     for (int storage = 0; storage < STORAGES; storage++) {
         const bool uses = computes_with(r, storage);
-        check(store_holds(&r->store, storage) == uses &&
-                  (uses || !store_own_elements(&r->store, storage)),
+        check(store_holds(&r->store.plan, storage) == uses &&
+                  (uses || !store_own_elements(&r->store.plan, storage)),
               "holds what it uses", r->c, &r->setting, storage);
-        int64_t mine = store_own_elements(&r->store, storage), all[MAX_RANKS], sum = 0;
+        int64_t mine = store_own_elements(&r->store.plan, storage), all[MAX_RANKS], sum = 0;
         comm_all_gather_small(&comm, &mine, all, sizeof mine);
         for (int k = 0; k < comm.ranks; k++) { sum += all[k]; }
         check(sum == gpt_storage_elements(&model, storage), "every element has one owner", r->c,
@@ -444,13 +444,13 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             Progress p;
             Text why = {""};
             rig_make(&r, &cases[i], &s);
-            bool good = checkpoint_load(path, &r.store, r.store.model, &p, &why);
+            bool good = checkpoint_load(path, &r.store, r.store.plan.model, &p, &why);
             check(good && p.step == 5, why.at, r.c, &s, -1);
             check_states(&r, "states of a checkpoint", STEPS);
             store_initialise(&r.store, 12);
             model_file_load(exported, &r.store, DTYPE_FP32);
             for (int storage = 0; storage < STORAGES; storage++) {
-                int64_t begin, n = store_own(&r.store, storage, &begin);
+                int64_t begin, n = store_own(&r.store.plan, storage, &begin);
                 if (!n) { continue; }
                 check(!memcmp(store_floats(&r.store, STATE_MASTER, storage, 0),
                               expected.state[STATE_MASTER][storage] + begin,

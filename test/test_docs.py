@@ -617,6 +617,20 @@ class Claims(unittest.TestCase):
         self.assertEqual(listed, len(claims_of(everything, "")))
 
 
+class Step(unittest.TestCase):
+    def test_names(self):
+        """Every file and function that docs/step.md names is there."""
+        page = Path(harness.ROOT, "docs/step.md").read_text()
+        names = set(re.findall(r"`([\w/]+\.[hc]|[a-z]+(?:_[a-z0-9]+)*)`", page))
+        self.assertGreater(len(names), 30)
+        files = {str(p.relative_to(harness.ROOT)): p for p in Path(harness.ROOT).glob("**/*.[hc]")}
+        words = set()
+        for path in files.values():
+            if ".venv" not in path.parts:
+                words.update(re.findall(r"\b(\w+)\(", path.read_text(errors="replace")))
+        self.assertEqual(names - set(files) - words, set())
+
+
 class Export(unittest.TestCase):
     def test_there_and_back(self):
         """A run; its command with what the page says behind it; a folder for transformers; a model
