@@ -133,11 +133,11 @@ static inline double measure_products(Stream *s, int64_t N) {
     return 2.0 * (double)(N * N * N) / product.shortest;
 }
 static inline double product_flops(int64_t N) { return 2.0 * (double)(N * N * N); }
-// The same, the best of several sizes: up to products that take at least a millisecond, large ones
+// The same, the best of several sizes: up to products that take half a millisecond, large ones
 // where the device is fast. A size that ends the search is measured again: others may have had the
 // machine during all of its products.
 static inline double measure_flops(Stream *s) {
-    const double enough_s = 0.001;
+    const double enough_s = 0.0005;
     double best = 0;
     int64_t N = 128;
     for (int enough = 0; enough < 2;) {

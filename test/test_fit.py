@@ -238,7 +238,7 @@ class Fit(harness.TestCase):
 
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
-        done = run("--fit", "--model", "gpt3:175B", *cluster)
+        done = run("--fit", "--model", "gpt3:13B", *cluster)
         self.assertEqual(done.returncode, EXIT_RESOURCES)
         self.assertIn("no way to run fits into 31.0 GiB", done.stderr)
 
