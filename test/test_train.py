@@ -1376,6 +1376,18 @@ class Log(TestCase):
                 float(e["tokens_per_s"]) * float(e["ms"]) / 60000, 1, delta=1e-9
             )  # of doubles
 
+    def test_time_of_a_step(self):
+        """The mean of the steps that this run made, without the first, which fills caches."""
+        out = os.path.join(scratch(), "out")
+        same = dict(out=out, save_every=2, batch_tokens=2 * T)
+        layouts = (dict(), dict(ranks=2, cyclic="v1", micro_batch=1), dict(resume=1, steps=7))
+        for steps, changes in zip((1, 5, None), layouts):
+            job = train(**{**same, "steps": steps, **changes})
+            taken = [float(ms) for ms, in job.steps("ms")]
+            counted = taken[1:] or taken
+            mean = float(job.end()["step_ms"]["measured"])
+            self.assertAlmostEqual(mean * len(counted) / sum(counted), 1, delta=1e-9)
+
     def test_memory(self):
         N = PARAMETERS
         for changes, parameters, optimizer in (
