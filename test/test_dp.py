@@ -1039,12 +1039,12 @@ class Trajectories(PrivateCheck):
             for stage, job in enumerate(jobs):
                 self.assertEqual(job.steps("samples"), one.steps("samples"))
                 self.assert_near(job, one, dict(case, zero=stage))
-            self.assert_same(jobs[1], jobs[0], dict(case, zero=1))
-            self.assert_same(jobs[3], jobs[2], dict(case, zero=3))
-            if (
-                rows == 20
-            ):  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
-                self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
+            # The more a stage replicates, the longer micro-steps may be (executor_shorten). Stages
+            # 2 and 3 sum over the ranks in each micro-step, the others once.
+            steps = [re.search(r"\d+ micro-steps? of up to \d+", job.out)[0] for job in jobs]
+            for stage, other in ((1, 0), (3, 2), *([(2, 0)] if rows == 20 else [])):
+                if steps[stage] == steps[other]:
+                    self.assert_same(jobs[stage], jobs[other], dict(case, zero=stage))
 
     def test_precision_and_memory(self):
         """bf16, recomputation, quantized weights, secondary copies: stages that have the same

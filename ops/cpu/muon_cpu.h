@@ -14,9 +14,10 @@ static inline void ops_muon_direction(Stream *s, float *out, UpdateSlice u, Opti
         const int64_t end = min_i64(u.n, (b + 1) * BLOCK);
 #pragma omp simd
         for (int64_t i = b * BLOCK; i < end; i++) {
-            const float g = grad[i] * o.grad_scale;
-            m[i] += (1.0f - o.momentum) * (g - m[i]);
-            out[i] = g + o.momentum * (m[i] - g);
+            // which product is fused with which sum is said (update_cpu.h: adamw_element)
+            m[i] = fmaf(1.0f - o.momentum, fmaf(grad[i], o.grad_scale, -m[i]), m[i]);
+            const float ahead = fmaf(-grad[i], o.grad_scale, m[i]);
+            out[i] = fmaf(o.momentum, ahead, grad[i] * o.grad_scale);
         }
         poll_after_block(s, b);
     }

@@ -32,12 +32,14 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
     for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
 }
 
-// Updates an element's moments. Returns its direction.
+// Updates an element's moments. Returns its direction. In the sums of two products the function says
+// which one is fused with the addition: a compiler may choose differently in the vector body of a
+// loop and in its rest, and then an element's bits would depend on its place in a rank's slice.
 static inline float adamw_element(float *m, float *v, float grad, OptimizerStep o, AdamwBias bias) {
     const float g = grad * o.grad_scale;
-    *m = o.beta1 * *m + (1.0f - o.beta1) * g;
-    *v = o.beta2 * *v + (1.0f - o.beta2) * g * g;
-    const float used = o.nesterov ? o.beta1 * *m + (1.0f - o.beta1) * g : *m;
+    *m = fmaf(o.beta1, *m, (1.0f - o.beta1) * g);
+    *v = fmaf(o.beta2, *v, (1.0f - o.beta2) * g * g);
+    const float used = o.nesterov ? fmaf(o.beta1, *m, (1.0f - o.beta1) * g) : *m;
     return used * bias.m / (sqrtf(*v * bias.v) + o.eps);
 }
 enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
@@ -72,9 +74,9 @@ static inline void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o) {
             const int64_t end = min_i64(n, begin + NEAR);
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
-                b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
-                const float ahead =
-                    o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
+                const float g = fmaf(o.weight_decay, master[i], grad[i] * o.grad_scale);
+                b[i] = fmaf(o.momentum, b[i], g);
+                const float ahead = fmaf(o.momentum, b[i], g);
                 master[i] -= o.lr * (o.nesterov ? ahead : b[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
@@ -95,7 +97,7 @@ static inline void ops_muon_host(Stream *s, UpdateSlice u, OptimizerStep o) {
             const int64_t end = min_i64(n, begin + NEAR);
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
-                master[i] = kept * master[i] - rate * direction[i];
+                master[i] = fmaf(-rate, direction[i], kept * master[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }

@@ -8,10 +8,10 @@
 __global__ void muon_direction_kernel(float *out, UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
-    const float before = u.moment[0][i], g = u.grad[i] * o.grad_scale,
-                m = before + (1.0f - o.momentum) * (g - before);
+    const float before = u.moment[0][i], g = u.grad[i], scale = o.grad_scale,
+                m = fmaf(1.0f - o.momentum, fmaf(g, scale, -before), before);
     u.moment[0][i] = m;
-    out[i] = g + o.momentum * (m - g);
+    out[i] = fmaf(o.momentum, fmaf(-g, scale, m), g * scale);
 }
 static inline void ops_muon_direction(Stream *s, float *out, UpdateSlice u, OptimizerStep o) {
     launch(s, muon_direction_kernel, blocks_for(u.n, THREADS), out, u, o);
@@ -20,11 +20,11 @@ static inline void ops_muon_direction(Stream *s, float *out, UpdateSlice u, Opti
 __device__ float adamw_element(const UpdateSlice &u, const OptimizerStep &o, AdamwBias bias,
                                int64_t i) {
     const float g = u.grad[i] * o.grad_scale,
-                first = o.beta1 * u.moment[0][i] + (1.0f - o.beta1) * g,
-                second = o.beta2 * u.moment[1][i] + (1.0f - o.beta2) * g * g;
+                first = fmaf(o.beta1, u.moment[0][i], (1.0f - o.beta1) * g),
+                second = fmaf(o.beta2, u.moment[1][i], (1.0f - o.beta2) * g * g);
     u.moment[0][i] = first;
     u.moment[1][i] = second;
-    const float used = o.nesterov ? o.beta1 * first + (1.0f - o.beta1) * g : first;
+    const float used = o.nesterov ? fmaf(o.beta1, first, (1.0f - o.beta1) * g) : first;
     return used * bias.m / (sqrtf(second * bias.v) + o.eps);
 }
 __global__ void adamw_direction_kernel(float *out, UpdateSlice u, OptimizerStep o, AdamwBias bias) {

@@ -410,12 +410,9 @@ __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
     float *b = u.moment[0];
-    const float *master = u.master,
-                momentum =
-                    o.momentum * b[i] + u.grad[i] * o.grad_scale + o.weight_decay * master[i],
-                used = o.nesterov ? o.momentum * momentum + u.grad[i] * o.grad_scale +
-                                        o.weight_decay * master[i]
-                                  : momentum,
+    const float *master = u.master, g = fmaf(o.weight_decay, master[i], u.grad[i] * o.grad_scale),
+                momentum = fmaf(o.momentum, b[i], g),
+                used = o.nesterov ? fmaf(o.momentum, momentum, g) : momentum,
                 x = master[i] - o.lr * used;
     b[i] = momentum;
     store_master(u, o, i, x);
@@ -427,7 +424,7 @@ __global__ void muon_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }
     const float kept = 1.0f - o.lr * o.weight_decay, rate = o.lr * o.grad_scale;
-    store_master(u, o, i, kept * u.master[i] - rate * u.grad[i]);
+    store_master(u, o, i, fmaf(-rate, u.grad[i], kept * u.master[i]));
 }
 static inline void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o) {
     launch(s, muon_kernel, blocks_for(u.n, THREADS), u, o);
