@@ -75,6 +75,8 @@ typedef struct {
     int64_t clips;
 } Limits;
 
+enum { SEND_BUFFERS = 2 }; // buffers of sent data: one is sent while the other is written
+
 // Limits of a rank that works on one micro-batch at a time and has all stages.
 static inline Limits limits_of_one(void) {
     const Limits one = {.in_flight = 1, .works = 1};
