@@ -122,7 +122,7 @@ static inline void touch_put(TouchCell *cell, const Touch *t, uint64_t amount) {
 static inline bool touch_finds(const TouchCheck *c, const TouchCell *cell, const Touch *t,
                                uint64_t amount) {
     const uint64_t *rows = c->plan.rows;
-    if (t->any) { return !cell->amount || cell->what == t->what; }
+    if (t->any) { return cell->what == t->what || (t->absent && !cell->amount); }
     if (!amount) { return cell->what != t->what; }
     if (cell->what != t->what) { return false; }
     if (!t->part) { return cell->amount == amount; }
@@ -206,7 +206,9 @@ static inline bool touch_in_range(const TouchCheck *c, int rank, const Action *a
                of_storage = action_is(a->kind, OF_STORAGE),
                piece = p->cyclic && (a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART);
     if (of_storage && (a->storage < 0 || a->storage >= of->map.storages)) { return false; }
-    if (of_storage && !p->cyclic && !p->member[rank * of->map.storages + a->storage]) {
+    const bool gradient = action_is(a->kind, ON_SUM | ON_PARAMETERS);
+    if (of_storage && !p->cyclic &&
+        !(gradient ? p->member : p->uses)[rank * of->map.storages + a->storage]) {
         return false;
     }
     const bool of_micro = of_unit || piece || action_is(a->kind, OF_MICRO) ||
@@ -251,6 +253,10 @@ static inline void touch_visit(void *context, int rank, const Action *a, int pee
 // -------------------------------------------------------------------------------------------------
 // What a program needs
 
+// Does the gradient of a storage have a part of this unit?
+static inline bool touch_contributes(const UnitMap *map, int unit, int storage) {
+    return unit != map->units - 1 || storage != map->classifier || map->head_maker != ACTION_KINDS;
+}
 static inline void touch_plan_units(TouchPlan *p) {
     const Program *of = p->program;
     const UnitMap *map = &of->map;
@@ -265,14 +271,13 @@ static inline void touch_plan_units(TouchPlan *p) {
         }
         for (int u = 0; u < map->units; u++) {
             for (int k = 0; k < map->of_unit_count[u] && p->computes[r * map->units + u]; k++) {
-                p->member[r * map->storages + map->of_unit[u][k]] = true;
+                const int s = map->of_unit[u][k];
+                p->uses[r * map->storages + s] = true;
+                p->member[r * map->storages + s] |=
+                    of->forward_only || touch_contributes(map, u, s);
             }
         }
     }
-}
-// Does the gradient of a storage have a part of this unit?
-static inline bool touch_contributes(const UnitMap *map, int unit, int storage) {
-    return unit != map->units - 1 || storage != map->classifier || map->head_maker != ACTION_KINDS;
 }
 static inline void touch_plan_gradients(TouchPlan *p) {
     const Program *of = p->program;
@@ -307,7 +312,8 @@ static inline void touch_plan_gradients(TouchPlan *p) {
                 p->cyclic ? piece_micro(&p->pieces, (int)(k - step)) <=
                                 piece_micro(&p->pieces, (int)(span - step))
                           : k <= span;
-            if (until) { p->before[i] += p->whole[k * map->storages + i % map->storages]; }
+            if (!until) { continue; }
+            p->before[i] += p->whole[k * map->storages + i % map->storages] + TOUCH_REDUCED;
         }
     }
 }
@@ -315,7 +321,7 @@ static inline void touch_plan_free(TouchPlan *p) {
     for (int r = 0; p->p2p && r < p->program->ranks; r++) {
         p2p_free(&p->p2p[r], p->program->map.storages);
     }
-    free_all(p->p2p, p->rows, p->computes, p->member, p->first, p->end, p->whole, p->before, p->row,
+    free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole, p->before, p->row,
              p->head_rank, p->touch);
 }
 // cyclic, model: of steps that overlap, else NULL.
@@ -339,6 +345,7 @@ static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
     p.rows = new_array(uint64_t, of->samples + 1, "touches");
     for (int64_t i = 0; i < of->samples; i++) { p.rows[i + 1] = p.rows[i] + mix64((uint64_t)~i); }
     p.computes = new_array(bool, ranks * map->units, "touches");
+    p.uses = new_array(bool, ranks * map->storages, "touches");
     p.member = new_array(bool, ranks * map->storages, "touches");
     p.first = new_array(int, ranks, "touches");
     p.end = new_array(int, ranks, "touches");

@@ -44,7 +44,7 @@
     ROW(RECOMPUTED, false, "recomputed activations")                                               \
     ROW(STASH, false, "a slot of stashed activations") /* slot */                                  \
     ROW(STASHED, false, "activations on the host")     /* unit, place */                           \
-    ROW(NORMS, false, "norms of samples")              /* place */                                 \
+    ROW(NORMS, false, "norms of samples")              /* unit, or 0: of all; place */             \
     ROW(CROSSING, false, "the head's part of norms")   /* place */                                 \
     ROW(FAR_NORMS, false, "norms of another stage")    /* its last unit, place */                  \
     ROW(FACTORS, false, "factors of samples")          /* place */                                 \
@@ -81,7 +81,8 @@ typedef struct {
     int64_t first, rows;
     int64_t order; // of ADD: number of the micro-batch
     int64_t limit; // of TAKE and FREE: the places of a pool; 0: not a pool
-    bool part, any, carry; // see above; any: the amount does not matter
+    // see above; any: the amount does not matter; absent: or nothing is there
+    bool part, any, absent, carry;
 } Touch;
 
 // What a program needs so that its touches can be listed. touch_plan_free() frees it.
@@ -92,7 +93,8 @@ typedef struct {
     P2p *p2p;                 // [ranks] the same
     Pieces pieces;
     uint64_t *rows;           // [samples + 1] sum of the hashes of all samples before
-    bool *computes, *member;  // [rank][unit]; [rank][storage] the rank contributes or computes
+    bool *computes;           // [rank][unit]
+    bool *uses, *member; // [rank][storage] the rank computes with it; contributes to its gradient
     int *first, *end;         // [rank] its units
     int spans;
     // contributions that a gradient needs, and their sum with those of earlier spans: of a rank,
@@ -109,6 +111,10 @@ static inline uint64_t touch_name(uint64_t kind, int64_t a, int64_t b) {
     return mix64(mix64(mix64(kind + 1) ^ (uint64_t)a) ^ (uint64_t)b) | 1;
 }
 // names of contents; those of a resource alone are touch_name(resource, ...)
+enum {
+    // A REDUCE counts, too: an amount that it adds to its gradient.
+    TOUCH_REDUCED = 1
+};
 enum { NAME_REDUCED = RESOURCES, NAME_COMPLETE, NAME_PIECES, NAME_CONTRIBUTION, NAME_NORM };
 static inline uint64_t touch_amount(const TouchPlan *p, const Touch *t) {
     return t->rows ? t->scale * (p->rows[t->first + t->rows] - p->rows[t->first]) : t->scale;
@@ -132,8 +138,12 @@ static inline Touch *touch_rows(TouchPlan *p, TouchUse use, Resource of, int64_t
     Touch *t = touch_add(p, use, of, a, b, what);
     t->first = x->first_row;
     t->rows = x->rows;
-    t->part = use == TOUCH_READ;
     return t;
+}
+// The same of some of the rows that are there, for a message.
+static inline void touch_part(TouchPlan *p, Resource of, int64_t a, int64_t b, uint64_t what,
+                              const Action *x) {
+    touch_rows(p, TOUCH_READ, of, a, b, what, x)->part = true;
 }
 static inline Touch *touch_amounts(Touch *t, uint64_t amount) {
     t->scale = amount;
@@ -177,7 +187,7 @@ static inline int64_t touch_input_place(const TouchPlan *p, int rank, int unit, 
                                        : touch_live(p, rank, unit));
 }
 // Touches the gradient of a unit's input.
-static inline void touch_input_gradient(TouchPlan *p, TouchUse use, int rank, int unit,
+static inline Touch *touch_input_gradient(TouchPlan *p, TouchUse use, int rank, int unit,
                                         const Action *x) {
     const Limits *limits = &p->program->limits[rank];
     const int64_t sets = program_waits(p->program)
@@ -190,12 +200,15 @@ static inline void touch_input_gradient(TouchPlan *p, TouchUse use, int rank, in
     const int64_t place = received ? touch_place(x->micro, limits->gradients)
                           : sent   ? x->micro % SEND_BUFFERS
                                    : touch_place(x->micro, sets);
-    touch_rows(p, use, RES_OUTPUT_GRADIENT, turns ? -1 - unit % 2 : unit, place,
+    return touch_rows(p, use, RES_OUTPUT_GRADIENT, turns ? -1 - unit % 2 : unit, place,
                touch_name(RES_OUTPUT_GRADIENT, unit, x->micro), x);
 }
+// Norms and factors of a micro-batch: those that cross stages, those inside a stage.
+static inline int64_t touch_crossing_place(const TouchPlan *p, int rank, int micro) {
+    return touch_place(micro, p->program->limits[rank].clips);
+}
 static inline int64_t touch_clip_place(const TouchPlan *p, int rank, int micro) {
-    const int64_t clips = p->program->limits[rank].clips;
-    return clips > 0 ? micro % clips : program_crosses(p->program) ? -1 : 0;
+    return max_i64(0, touch_crossing_place(p, rank, micro));
 }
 static inline uint64_t touch_input_name(int unit, int micro) {
     return touch_name(RES_INPUT, unit, micro);
@@ -379,13 +392,13 @@ static inline void touch_end_piece(TouchPlan *p, int rank, const Action *x) {
     const bool ends = piece_is_last(&p->pieces, x->micro % p->spans), owns = r->owner[s] == rank;
     const Buffer making = touch_making(p, rank, s, x->micro), at = touch_whole(p, rank, s, x->micro);
     const uint64_t pieces = touch_name(NAME_PIECES, s, x->step * p->spans + in);
-    if (r->borrows && s) {
+    if (r->borrows && s && p->whole[touch_span(p, rank, s, x->micro)]) {
         touch_any(touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, r->grad_slot[s], 0,
                             touch_name(RES_GRADIENT_SLOT, r->stage[s], x->micro)));
     }
     touch_gradient(p, TOUCH_FREE, making, touch_name(RES_GRADIENT, s, x->micro),
                    p->whole[touch_span(p, rank, s, x->micro)]);
-    uint64_t amount = p->whole[touch_span(p, rank, s, x->micro)];
+    uint64_t amount = p->whole[touch_span(p, rank, s, x->micro)] + TOUCH_REDUCED;
     if (r->joins_pieces) {
         touch_gradient(p, TOUCH_ADD, at, pieces, amount)->order = x->micro;
         if (!ends) { return; }
@@ -440,7 +453,7 @@ static inline void touch_pass_gradient(TouchPlan *p, int rank, const Action *x) 
                               r->comes[x->storage] ? 0 : -1, what));
         return;
     }
-    if (r->borrows && x->storage) {
+    if (r->borrows && x->storage && p->whole[touch_span(p, rank, x->storage, x->micro)]) {
         touch_any(touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, r->grad_slot[x->storage], 0,
                             touch_name(RES_GRADIENT_SLOT, r->stage[x->storage], x->micro)));
     }
@@ -448,7 +461,8 @@ static inline void touch_pass_gradient(TouchPlan *p, int rank, const Action *x) 
     touch_gradient(p, TOUCH_FREE, touch_whole(p, rank, x->storage, x->micro), what,
                    r->joins_pieces ? touch_sum(p, x->step, in, x->storage) -
                                          touch_sum(p, x->step, in - 1, x->storage)
-                                   : p->whole[touch_span(p, rank, x->storage, x->micro)]);
+                                   : p->whole[touch_span(p, rank, x->storage, x->micro)] +
+                                         TOUCH_REDUCED);
 }
 // A compute action adds to the gradients that it makes.
 static inline void touch_contributions(TouchPlan *p, int rank, const Action *x) {
@@ -487,11 +501,12 @@ static inline void touch_reduce(TouchPlan *p, int rank, const Action *x) {
         touch_add(p, TOUCH_TAKE, RES_BUCKET, 0, 0, touch_name(RES_BUCKET, s - 1, x->micro));
     }
     touch_amounts(touch_add(p, TOUCH_FREE, RES_GRADIENT, slot, 0, what),
-                  place == SUM_COMES_BACK ? p->before[span] : p->whole[span]);
+                  place == SUM_COMES_BACK ? p->before[span] - TOUCH_REDUCED : p->whole[span]);
     Touch *t = place == SUM_STAYS
                    ? touch_add(p, TOUCH_ADD, RES_SUM, s, 0, touch_name(RES_SUM, s, 0))
                    : touch_add(p, TOUCH_TAKE, RES_GRADIENT, slot, 0, touch_name(NAME_REDUCED, s, 0));
     touch_carry(t)->order = x->micro;
+    t->scale = TOUCH_REDUCED;
 }
 // EVICT_SUM, FETCH_SUM.
 static inline void touch_move_sum(TouchPlan *p, const Action *x) {
@@ -571,8 +586,7 @@ static inline void touch_saved(TouchPlan *p, int rank, const Action *x) {
     const int head = p->program->map.units - 1;
     touch_rows(p, TOUCH_READ, RES_ACTIVATIONS, x->unit,
                touch_place(x->micro, touch_live(p, rank, x->unit)),
-               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x)
-        ->part = false;
+               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
     if (x->unit) {
         touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
                    touch_input_name(x->unit, x->micro), x);
@@ -607,10 +621,12 @@ static inline void touch_backward_input(TouchPlan *p, int rank, const Action *x)
         Touch *t = touch_rows(p, TOUCH_ADD, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro),
                               x);
         t->scale = touch_name(NAME_NORM, x->unit, 0);
+        touch_rows(p, TOUCH_WRITE, RES_NORMS, x->unit, place,
+                   touch_name(RES_NORMS, x->unit, x->micro), x);
     }
     if (x->unit != head) { return; }
     if (program_crosses(of)) {
-        touch_rows(p, TOUCH_WRITE, RES_CROSSING, 0, place, touch_name(RES_CROSSING, 0, x->micro), x);
+        touch_rows(p, TOUCH_WRITE, RES_CROSSING, 0, touch_crossing_place(p, rank, x->micro), touch_name(RES_CROSSING, 0, x->micro), x);
     }
     touch_add(p, TOUCH_WRITE, RES_LOSS, p->cyclic ? x->micro % (2 * p->spans) : x->micro, 0,
               touch_name(RES_LOSS, x->micro, 0));
@@ -632,6 +648,10 @@ static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x
         touch_add(p, TOUCH_FREE, RES_WORKS, 0, 0, 1)->limit = 1;
         touch_rows(p, TOUCH_FREE, RES_WORK, x->unit, x->micro,
                    touch_name(RES_WORK, x->unit, x->micro), x);
+    }
+    if (x->unit && program_waits(of)) {
+        touch_rows(p, TOUCH_READ, RES_NORMS, x->unit, touch_clip_place(p, rank, x->micro),
+                   touch_name(RES_NORMS, x->unit, x->micro), x);
     }
     if (scaled) {
         touch_rows(p, TOUCH_READ, far ? RES_FAR_FACTORS : RES_FACTORS, far ? last : 0,
@@ -655,10 +675,12 @@ static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
         touch_rows(p, TOUCH_READ, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x)
             ->scale = norms;
     }
-    if (x->unit == 0) { touch_input_gradient(p, TOUCH_READ, rank, 1, x); }
-    for (int u = 0; x->unit == 0 && u < of->map.units; u++) {
+    const bool embeds = x->unit == 0 && touch_computes(p, rank, 0);
+    if (embeds) { touch_input_gradient(p, TOUCH_READ, rank, 1, x); }
+    for (int u = 0; embeds && u < of->map.units; u++) {
         if (!program_sends_norms(of, u)) { continue; }
-        touch_rows(p, TOUCH_READ, RES_FAR_NORMS, u, place, touch_name(RES_FAR_NORMS, u, x->micro),
+        touch_rows(p, TOUCH_READ, RES_FAR_NORMS, u, touch_crossing_place(p, rank, x->micro),
+                   touch_name(RES_FAR_NORMS, u, x->micro),
                    x);
     }
     touch_rows(p, TOUCH_TAKE, RES_SAMPLES, -1 - rank, x->micro,
@@ -691,19 +713,22 @@ static inline void touch_compute(TouchPlan *p, int rank, const Action *x) {
 // Messages of rows. What is sent must be here; what comes adds up from several messages.
 static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
     const Program *of = p->program;
-    const int64_t place = touch_clip_place(p, rank, x->micro);
+    const int64_t place = touch_crossing_place(p, rank, x->micro);
     const bool all = of->clips == CLIPS_ALL;
     switch (x->kind) {
     case ACT_SEND_FORWARD:
     case ACT_RECV_FORWARD:
         touch_rows(p, action_sends(x->kind) ? TOUCH_READ : TOUCH_ADD, RES_INPUT, x->unit + 1,
                    touch_input_place(p, rank, x->unit + 1, x->micro),
-                   touch_input_name(x->unit + 1, x->micro), x);
+                   touch_input_name(x->unit + 1, x->micro), x)
+            ->part = true;
         break;
-    case ACT_SEND_BACKWARD: touch_input_gradient(p, TOUCH_READ, rank, x->unit, x); break;
+    case ACT_SEND_BACKWARD:
+        touch_input_gradient(p, TOUCH_READ, rank, x->unit, x)->part = true;
+        break;
     case ACT_RECV_BACKWARD: touch_input_gradient(p, TOUCH_ADD, rank, x->unit, x); break;
     case ACT_SEND_NORM:
-        touch_rows(p, TOUCH_READ, all ? RES_NORMS : RES_CROSSING, 0, place,
+        touch_part(p, all ? RES_NORMS : RES_CROSSING, 0, place,
                    touch_name(all ? RES_NORMS : RES_CROSSING, 0, x->micro), x);
         if (all) { p->touch[p->count - 1].scale = touch_norms(p, rank, x->unit); }
         break;
@@ -712,7 +737,7 @@ static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
                    touch_name(RES_FAR_NORMS, x->unit, x->micro), x);
         break;
     case ACT_SEND_FACTOR:
-        touch_rows(p, TOUCH_READ, RES_FACTORS, 0, place, touch_name(RES_FACTORS, 0, x->micro), x);
+        touch_part(p, RES_FACTORS, 0, place, touch_name(RES_FACTORS, 0, x->micro), x);
         break;
     default:
         touch_rows(p, TOUCH_ADD, RES_FAR_FACTORS, x->unit, place,
@@ -873,7 +898,7 @@ static inline void touch_stats(TouchPlan *p, int rank, const Action *x) {
     }
     // Every rank but the first of the chain has received what those before it have added.
     Touch *in = touch_add(p, TOUCH_FREE, RES_STATS_IN, 0, 0, name);
-    in->any = !whole;
+    in->any = in->absent = !whole;
     in->scale = whole ? (uint64_t)p->program->ranks : 0;
     Touch *out = touch_carry(touch_add(p, TOUCH_WRITE, RES_STATS_OUT, 0, 0, name));
     out->scale = !whole;
