@@ -42,6 +42,7 @@ typedef struct {
     // [storages] first storage of the bucket in which its gradient travels (state/planned.h); -1:
     // it travels alone
     int *bucket;
+    bool copies; // hpZ: a gather leaves secondary copies, which later gathers use
     bool *tied;  // [storages] used by several stages: its gradient is reduced last
     int *pieces; // [storages] pieces in which states on the host are updated; 0: none there
     // [storages] last storage of the wave in which its matrices are made orthogonal, which is in

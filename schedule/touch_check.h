@@ -222,6 +222,8 @@ static inline bool touch_in_range(const TouchCheck *c, int rank, const Action *a
     const bool down = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD,
                up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_RECV_BACKWARD;
     if ((down && a->unit + 1 == of->map.units) || (up && a->unit == 0)) { return false; }
+    // a stage with the embedding names it, for its norms are still to be made
+    if (a->kind == ACT_CLIP && a->unit != 0 && touch_computes(p, rank, 0)) { return false; }
     if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
     if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
     return !p->cyclic || !of_micro || a->micro / p->spans == a->step;
@@ -376,7 +378,9 @@ static inline void touch_begin(TouchCheck *c) {
             }
             touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, version);
             if (!map->gathers[s]) { touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version); }
-            if (p->program->forward_only) { touch_add(p, TOUCH_WRITE, RES_COPIES, s, 0, version); }
+            if (map->copies && p->program->forward_only) {
+                touch_add(p, TOUCH_WRITE, RES_COPIES, s, 0, version);
+            }
             if (map->delays) { // the sum of the step before
                 touch_add(p, TOUCH_WRITE, RES_HOST_SUM, s, 0, touch_name(RES_SUM, s, -1));
             }

@@ -270,7 +270,7 @@ static inline void touch_gather(TouchPlan *p, const Action *x) {
     }
     touch_unused(p, RES_HELD, x->storage);
     touch_add(p, TOUCH_TAKE, RES_GATHERED, touch_slot(map->param_slot, x->storage), 0, version);
-    if (!x->near) { touch_add(p, TOUCH_WRITE, RES_COPIES, x->storage, 0, version); }
+    if (map->copies && !x->near) { touch_add(p, TOUCH_WRITE, RES_COPIES, x->storage, 0, version); }
 }
 // ACQUIRE and RELEASE.
 static inline void touch_hold(TouchPlan *p, int rank, const Action *x) {
