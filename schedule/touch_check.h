@@ -38,7 +38,8 @@ typedef struct {
     bool changes;
     int next;
 } TouchRecord;
-typedef void (*TouchConflict)(void *context, int rank, const Action *first, const Action *second);
+typedef void (*TouchConflict)(void *context, int rank, const Touch *touch, const Action *first,
+                              const Action *second);
 typedef struct {
     TouchPlan plan;
     TouchCell *cell; // [cells] a hash table
@@ -130,12 +131,13 @@ static inline bool touch_finds(const TouchCheck *c, const TouchCell *cell, const
            cell->first <= t->first && t->first + t->rows <= cell->end;
 }
 // Calls `conflict` for the touches that this one follows.
-static inline void touch_note(TouchCheck *c, int rank, const Action *a, TouchCell *cell,
-                              bool changes) {
+static inline void touch_note(TouchCheck *c, int rank, const Action *a, const Touch *t,
+                              TouchCell *cell) {
+    const bool changes = t->use != TOUCH_READ;
     for (int i = cell->readers; i >= 0; i = c->record[i].next) {
         const TouchRecord *r = &c->record[i];
         if ((changes || r->changes) && r->action != a) {
-            c->conflict(c->context, rank, r->action, a);
+            c->conflict(c->context, rank, t, r->action, a);
         }
     }
     c->record = grow_array(TouchRecord, c->record, c->records, &c->capacity, "touches");
@@ -150,9 +152,7 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
     }
     TouchCell *cell = touch_cell(c, rank, t);
     const uint64_t amount = touch_amount(&c->plan, t) + (t->carry ? c->carried : 0);
-    if (c->conflict && a && t->of != RES_SAMPLES) {
-        touch_note(c, rank, a, cell, t->use != TOUCH_READ);
-    }
+    if (c->conflict && a && t->of != RES_SAMPLES) { touch_note(c, rank, a, t, cell); }
     if (t->limit) { // a pool
         const bool takes = t->use == TOUCH_TAKE;
         if (takes ? cell->amount >= (uint64_t)t->limit : !cell->amount) {
@@ -281,6 +281,30 @@ static inline void touch_plan_units(TouchPlan *p) {
         }
     }
 }
+// Sums up what gradients need, with that of the spans of the step so far. Where steps overlap, it is
+// that of all pieces of the micro-batches so far.
+static inline void touch_plan_sums(TouchPlan *p) {
+    const int storages = p->program->map.storages, all = p->spans,
+              together = p->cyclic ? p->pieces.pieces : 1,
+              rows = p->cyclic ? p->program->micro_batches : p->program->ranks * all;
+    for (int i = 0; i < rows * storages; i++) {
+        const int s = i % storages, step = i / storages / all * all, at = i / storages - step;
+        uint64_t sum = 0;
+        if (at % together) { continue; }
+        // the last piece of the micro-batch before
+        if (at) {
+            const int last = p->cyclic ? cyclic_last_piece(p->cyclic, at / together - 1) : at - 1;
+            sum = p->before[(int64_t)(step + last) * storages + s];
+        }
+        for (int k = 0; k < 2 * together; k++) { // first adds up, then sets
+            const int piece =
+                p->cyclic ? piece_number(&p->pieces, at / together, k % together) : at;
+            const int64_t span = (int64_t)(step + piece) * storages + s;
+            if (k < together) { sum += p->whole[span] + TOUCH_REDUCED; }
+            if (k >= together) { p->before[span] = sum; }
+        }
+    }
+}
 static inline void touch_plan_gradients(TouchPlan *p) {
     const Program *of = p->program;
     const UnitMap *map = &of->map;
@@ -306,18 +330,7 @@ static inline void touch_plan_gradients(TouchPlan *p) {
             }
         }
     }
-    const int64_t spans = p->cyclic ? of->micro_batches : (int64_t)of->ranks * p->spans;
-    for (int64_t i = 0; i < spans * map->storages; i++) {
-        const int64_t span = i / map->storages, step = span / p->spans * p->spans;
-        for (int64_t k = step; k < step + p->spans; k++) {
-            const bool until =
-                p->cyclic ? piece_micro(&p->pieces, (int)(k - step)) <=
-                                piece_micro(&p->pieces, (int)(span - step))
-                          : k <= span;
-            if (!until) { continue; }
-            p->before[i] += p->whole[k * map->storages + i % map->storages] + TOUCH_REDUCED;
-        }
-    }
+    touch_plan_sums(p);
 }
 static inline void touch_plan_free(TouchPlan *p) {
     for (int r = 0; p->p2p && r < p->program->ranks; r++) {
