@@ -21,6 +21,7 @@
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
+#include "schedule/touch_check.h"
 #include "schedule/validator.h"
 #include "state/planned.h"
 #include "state/policy.h"
@@ -223,12 +224,11 @@ static inline void plan_prove(const Plan *p) {
     int64_t samples[2];
     schedule_check(&p->evaluation);
     if (cyclic->rule) {
-        // all ranks have the same program; where ranks take turns, its windows differ
-        const int steps = cyclic_turns(cyclic) ? 4 + min_i64(cyclic->N * cyclic->N, 12) : 4;
-        if (p->machine->ranks->me) { return; }
-        Program windows = cyclic_unroll(&p->program, cyclic, steps, cyclic->pauses ? 2 : steps);
-        schedule_check(&windows);
-        cyclic_window_free(&windows);
+        char error[400];
+        if (p->machine->ranks->me) { return; } // all ranks have the same program
+        if (!touch_check_steps(&p->program, cyclic, &p->model, error, sizeof error)) {
+            schedule_refuse(error);
+        }
         return;
     }
     schedule_check(&p->program);

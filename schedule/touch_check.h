@@ -12,8 +12,8 @@
 // End        Nothing is left over, each sample is computed once by each unit, and every rank has the
 //            version after the last step.
 // Steps that overlap are unrolled (cyclic_unroll). Actions of a step touch what belongs to the steps
-// directly before and after it, and windows repeat after cyclic_phases() steps. So a program of some
-// steps more than that has every pair of touches that a run of any length has.
+// directly before and after it, and windows repeat after some steps (cyclic_steps_to_check). So a
+// program of a few steps more has every pair of touches that a run of any length has.
 #ifndef TOUCH_CHECK_H
 #define TOUCH_CHECK_H
 
@@ -22,6 +22,7 @@
 #include "model/gpt.h"
 #include "schedule/actions.h"
 #include "schedule/cyclic_routes.h"
+#include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
 #include "schedule/touches.h"
 #include "schedule/walk.h"
@@ -485,6 +486,20 @@ static inline bool touch_check_with(const Program *p, const CyclicPlan *cyclic,
 static inline bool touch_check(const Program *p, const CyclicPlan *cyclic, const GptModel *model,
                                char *error, size_t error_bytes) {
     return touch_check_with(p, cyclic, model, NULL, NULL, error, error_bytes);
+}
+
+// Proves steps of windows that overlap (schedule_cyclic; `window` is step 0's): without a pause, and,
+// if the run may have any, with one after every second step.
+static inline bool touch_check_steps(const Program *window, const CyclicPlan *cyclic,
+                                     const GptModel *model, char *error, size_t error_bytes) {
+    const int steps = cyclic_steps_to_check(cyclic);
+    bool valid = true;
+    for (int pause = steps; pause && valid; pause = pause > 2 && cyclic->pauses ? 2 : 0) {
+        Program program = cyclic_unroll(window, cyclic, steps, pause);
+        valid = touch_check(&program, cyclic, model, error, error_bytes);
+        cyclic_window_free(&program);
+    }
+    return valid;
 }
 
 #endif

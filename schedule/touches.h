@@ -658,7 +658,7 @@ static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x
                    touch_clip_place(p, rank, x->micro),
                    touch_name(RES_FACTORS, far ? last : 0, x->micro), x);
     }
-    if (x->unit == 0 && map->kept_gathered >= 0) {
+    if (x->unit == 0 && map->kept_gathered >= 0 && !p->cyclic) {
         touch_add(p, TOUCH_READ, RES_HELD, map->kept_gathered, 0,
                   touch_version_name(map->kept_gathered, 0));
     }
