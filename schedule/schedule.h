@@ -262,8 +262,7 @@ static inline void lower_clip(Schedule *in, int micro_batches) {
         Action a = in->actions[i];
         if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
         if (a.micro < 0 || last[a.micro] != i) { continue; }
-        a.kind = ACT_CLIP;
-        a.unit = 0;
+        a.kind = ACT_CLIP; // its unit is the first one of the stage
         schedule_add(&out, a);
         for (int k = first[a.micro]; k <= i; k++) {
             if (in->actions[k].kind == ACT_BACKWARD_WEIGHT && in->actions[k].micro == a.micro) {

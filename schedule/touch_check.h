@@ -223,8 +223,7 @@ static inline bool touch_in_range(const TouchCheck *c, int rank, const Action *a
     const bool down = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD,
                up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_RECV_BACKWARD;
     if ((down && a->unit + 1 == of->map.units) || (up && a->unit == 0)) { return false; }
-    // a stage with the embedding names it, for its norms are still to be made
-    if (a->kind == ACT_CLIP && a->unit != 0 && touch_computes(p, rank, 0)) { return false; }
+    if (a->kind == ACT_CLIP && a->rows && a->unit != p->first[rank]) { return false; }
     if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
     if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
     return !p->cyclic || !of_micro || a->micro / p->spans == a->step;
@@ -268,17 +267,16 @@ static inline void touch_plan_units(TouchPlan *p) {
         for (int i = 0; i < of->rank[r].count; i++) {
             const Action *a = &of->rank[r].actions[i];
             if (a->kind != ACT_FORWARD || a->unit < 0 || a->unit >= map->units) { continue; }
+            for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+                const int64_t s = map->of_unit[a->unit][k], at = (int64_t)r * map->storages + s;
+                p->uses[at] = true;
+                p->member[at] |= of->forward_only || touch_contributes(map, a->unit, (int)s);
+            }
+            // without rows it does nothing
+            if (a->rows <= 0) { continue; }
             p->computes[r * map->units + a->unit] = true;
             p->first[r] = (int)min_i64(p->first[r], a->unit);
             p->end[r] = (int)max_i64(p->end[r], a->unit + 1);
-        }
-        for (int u = 0; u < map->units; u++) {
-            for (int k = 0; k < map->of_unit_count[u] && p->computes[r * map->units + u]; k++) {
-                const int s = map->of_unit[u][k];
-                p->uses[r * map->storages + s] = true;
-                p->member[r * map->storages + s] |=
-                    of->forward_only || touch_contributes(map, u, s);
-            }
         }
     }
 }

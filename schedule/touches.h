@@ -675,7 +675,7 @@ static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
         touch_rows(p, TOUCH_READ, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x)
             ->scale = norms;
     }
-    const bool embeds = x->unit == 0 && touch_computes(p, rank, 0);
+    const bool embeds = x->unit == 0;
     if (embeds) { touch_input_gradient(p, TOUCH_READ, rank, 1, x); }
     for (int u = 0; embeds && u < of->map.units; u++) {
         if (!program_sends_norms(of, u)) { continue; }

@@ -904,10 +904,10 @@ static const Damage damages[] = {
      "the weight part before it has not run"},
     {"no clipping of a stage", BASE_STAGE_CLIP, 0, ACT_CLIP, 0, 1, DROP, 0,
      "rank 0: BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: norms are not known"},
-    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1,
-     "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
-    {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 0, 1, MOVE_UP, 3,
-     "rank 2: CLIP unit 0 storage -1 micro-batch 1: the norms of unit 2"},
+    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 2, 0, MICRO, 1,
+     "rank 1: CLIP unit 2 storage -1 micro-batch 1: no forward has run"},
+    {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 2, 1, MOVE_UP, 3,
+     "rank 2: CLIP unit 2 storage -1 micro-batch 1: the norms of unit 2"},
     // clipping across stages. TIED: rank 0, then 1 and 2; TIED_STAGES: 0 and 1, then 2; TIED_ALL:
     // one after another. The head is unit 3
     {"a norm not sent", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, DROP, 0, "deadlock"},
