@@ -180,7 +180,12 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
         }
         if (amount) { touch_put(cell, t, amount); }
         break;
-    case TOUCH_WRITE: touch_put(cell, t, amount); break;
+    case TOUCH_WRITE:
+        if (t->once && cell->what == t->what) {
+            touch_refuse(c, rank, a, "%s came already", resource_text(t->of));
+        }
+        touch_put(cell, t, amount);
+        break;
     case TOUCH_ADD:
         if (cell->what != t->what) {
             if (amount) { touch_put(cell, t, amount); }

@@ -82,7 +82,8 @@ typedef struct {
     int64_t order; // of ADD: number of the micro-batch
     int64_t limit; // of TAKE and FREE: the places of a pool; 0: not a pool
     // see above; any: the amount does not matter; absent: or nothing is there
-    bool part, any, absent, carry;
+    // once: WRITE of a content that is not there yet
+    bool part, any, absent, carry, once;
 } Touch;
 
 // What a program needs so that its touches can be listed. touch_plan_free() frees it.
@@ -298,7 +299,7 @@ static inline void touch_pass_parameters(TouchPlan *p, int rank, const Action *x
         const int slot = p2p_slot(r, x->use, x->step);
         const uint64_t user = touch_name(RES_BORROWED_FOR, x->step * r->uses + x->use, 0);
         touch_add(p, TOUCH_WRITE, RES_BORROWED_FOR, slot, 0, user);
-        touch_add(p, TOUCH_WRITE, RES_BORROWED, slot, x->storage, user * version);
+        touch_add(p, TOUCH_WRITE, RES_BORROWED, slot, x->storage, user * version)->once = true;
     } else {
         touch_amounts(touch_add(p, TOUCH_READ, RES_NEWEST, x->storage, 0, 1), x->version - 1);
         touch_amounts(touch_add(p, TOUCH_WRITE, RES_NEWEST, x->storage, 0, 1), x->version);
