@@ -100,7 +100,6 @@ typedef struct {
     Limits *limits;  // [ranks]
     bool recompute;
     bool forward_only; // a pass that does not train
-    bool overlaps;     // steps overlap, and states have versions that travel (cyclic.h)
     Clips clips;
     Schedule *rank;
 } Program;

@@ -3,17 +3,17 @@
 // Graph      Each rank's list is a chain. The two ends of a message are one event, and so is the
 //            start of a collective on all its members. The walk (walk.h) plays this graph; it ends
 //            if there is no circle, even if every message is a rendezvous. Whatever is posted early
-//            or deferred waits only for actions that stand earlier in its list, so no order in which
-//            ranks really run can wait in a circle, either.
-// Order      A resource belongs to one rank, so any two touches of it are ordered by its list. Where
-//            the executor defers an action, it must keep this order: `conflict` is called for each
-//            pair of actions of a list that touch the same resource, one of them changing it.
+//            or deferred waits only for actions that stand earlier in its list, so no order in
+//            which ranks really run can wait in a circle, either.
+// Order      A resource belongs to one rank, so any two touches of it are ordered by its list.
+//            Where the executor defers an action, it must keep this order: `conflict` is called for
+//            each pair of actions of a list that touch the same resource, one of them changing it.
 // Values     Each read finds its content, made by actions that found theirs: see touches.h.
-// End        Nothing is left over, each sample is computed once by each unit, and every rank has the
-//            version after the last step.
-// Steps that overlap are unrolled (cyclic_unroll). Actions of a step touch what belongs to the steps
-// directly before and after it, and windows repeat after some steps (cyclic_steps_to_check). So a
-// program of a few steps more has every pair of touches that a run of any length has.
+// End        Nothing is left over, each sample is computed once by each unit, and every rank has
+//            the version after the last step.
+// Steps that overlap are unrolled (cyclic_unroll). Actions of a step touch what belongs to the
+// steps directly before and after it, and windows repeat after some steps (cyclic_steps_to_check).
+// So a program of a few steps more has every pair of touches that a run of any length has.
 #ifndef TOUCH_CHECK_H
 #define TOUCH_CHECK_H
 
@@ -24,7 +24,9 @@
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
+#include "schedule/touch.h"
 #include "schedule/touches.h"
+#include "schedule/touch_states.h"
 #include "schedule/walk.h"
 
 typedef struct {
@@ -76,8 +78,7 @@ touch_refuse(TouchCheck *c, int rank, const Action *a, const char *format, ...) 
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    snprintf(c->error, c->error_bytes,
-             "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
+    snprintf(c->error, c->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
              a ? action_name(a->kind) : "at the end:", a ? a->unit : -1, a ? a->storage : -1,
              a ? a->micro : -1, what);
 }
@@ -239,14 +240,14 @@ static inline void touch_visit(void *context, int rank, const Action *a, int pee
     if (*c->error) { return; }
     const bool parts = a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART ||
                        a->kind == ACT_STATS || a->kind == ACT_ADD;
-    const bool alien = c->plan.cyclic ? a->kind == ACT_PREFETCH || a->kind == ACT_NORM ||
-                                            action_is(a->kind, MOVES | ON_DISK | OF_STASH)
-                                      : parts || a->kind == ACT_SEND_STATS ||
-                                            a->kind == ACT_SEND_SUM ||
-                                            a->kind == ACT_SEND_PARAMETERS;
+    const bool alien = c->plan.cyclic
+                           ? a->kind == ACT_PREFETCH || a->kind == ACT_NORM ||
+                                 action_is(a->kind, MOVES | ON_DISK | OF_STASH)
+                           : parts || a->kind == ACT_SEND_STATS || a->kind == ACT_SEND_SUM ||
+                                 a->kind == ACT_SEND_PARAMETERS;
     if (alien || !touch_in_range(c, rank, a)) {
-        touch_refuse(c, rank, a, alien ? "is no part of these schedules"
-                                       : "a field is out of range");
+        touch_refuse(c, rank, a,
+                     alien ? "is no part of these schedules" : "a field is out of range");
         return;
     }
     action_touches(&c->plan, rank, a);
@@ -285,8 +286,8 @@ static inline void touch_plan_units(TouchPlan *p) {
         }
     }
 }
-// Sums up what gradients need, with that of the spans of the step so far. Where steps overlap, it is
-// that of all pieces of the micro-batches so far.
+// Sums up what gradients need, with that of the spans of the step so far. Where steps overlap, it
+// is that of all pieces of the micro-batches so far.
 static inline void touch_plan_sums(TouchPlan *p) {
     const int storages = p->program->map.storages, all = p->spans,
               together = p->cyclic ? p->pieces.pieces : 1,
@@ -329,7 +330,8 @@ static inline void touch_plan_gradients(TouchPlan *p) {
                 const int s = map->of_unit[a->unit][k];
                 const uint64_t rows = p->rows[a->first_row + a->rows] - p->rows[a->first_row];
                 if (touch_contributes(map, a->unit, s)) {
-                    p->whole[touch_span(p, r, s, a->micro)] += touch_contribution(a->unit, s) * rows;
+                    p->whole[touch_span(p, r, s, a->micro)] +=
+                        touch_contribution(a->unit, s) * rows;
                 }
             }
         }
@@ -340,8 +342,8 @@ static inline void touch_plan_free(TouchPlan *p) {
     for (int r = 0; p->p2p && r < p->program->ranks; r++) {
         p2p_free(&p->p2p[r], p->program->map.storages);
     }
-    free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole, p->before, p->row,
-             p->head_rank, p->touch);
+    free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole,
+             p->before, p->row, p->head_rank, p->touch);
 }
 // cyclic, model: of steps that overlap, else NULL.
 static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
@@ -478,8 +480,8 @@ static inline bool touch_check_with(const Program *p, const CyclicPlan *cyclic,
     touch_begin(&c);
     const int stuck = walk_program(p, &at, !cyclic, touch_visit, &c);
     if (stuck >= 0) {
-        touch_refuse(&c, stuck, &p->rank[stuck].actions[at],
-                     "deadlock: action %d waits for ever", at);
+        touch_refuse(&c, stuck, &p->rank[stuck].actions[at], "deadlock: action %d waits for ever",
+                     at);
     }
     if (!*error) { touch_end(&c); }
     touch_plan_free(&c.plan);
@@ -491,8 +493,8 @@ static inline bool touch_check(const Program *p, const CyclicPlan *cyclic, const
     return touch_check_with(p, cyclic, model, NULL, NULL, error, error_bytes);
 }
 
-// Proves steps of windows that overlap (schedule_cyclic; `window` is step 0's): without a pause, and,
-// if the run may have any, with one after every second step.
+// Proves steps of windows that overlap (schedule_cyclic; `window` is step 0's): without a pause,
+// and, if the run may have any, with one after every second step.
 static inline bool touch_check_steps(const Program *window, const CyclicPlan *cyclic,
                                      const GptModel *model, char *error, size_t error_bytes) {
     const int steps = cyclic_steps_to_check(cyclic);

@@ -33,17 +33,18 @@ typedef struct {
 } Values;
 static inline TouchCell *value_of(Values *v, int rank, const Touch *t) {
     const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
-    const uint64_t key = mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^
-                                     (uint64_t)t->a) ^
-                               (uint64_t)t->b) |
-                         1;
+    const uint64_t key =
+        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
+              (uint64_t)t->b) |
+        1;
     TouchCell *cell = touch_find(v->cell, v->cells, key);
     cell->key = key;
     return cell;
 }
 static inline bool is_bookkeeping(Resource of) {
     return of == RES_WORKS || of == RES_MOVING || of == RES_READING || of == RES_COUNT ||
-           of == RES_SAMPLES || of == RES_BUCKET || of == RES_GRADIENT_SLOT;
+           of == RES_SAMPLES || of == RES_BUCKET || of == RES_GRADIENT_SLOT ||
+           of == RES_BORROWED_FOR;
 }
 static inline void values_visit(void *context, int rank, const Action *a, int peer) {
     Values *v = (Values *)context;
@@ -75,7 +76,8 @@ static inline void values_visit(void *context, int rank, const Action *a, int pe
 }
 // Returns a hash of all parameters at the end; of a pass that does not train, of the inputs of all
 // units.
-static inline uint64_t values_at_end(const Program *p, const CyclicPlan *cyclic, const GptModel *model) {
+static inline uint64_t values_at_end(const Program *p, const CyclicPlan *cyclic,
+                                     const GptModel *model) {
     Values v = {.plan = touch_plan(p, cyclic, model), .cells = 1 << 18};
     uint64_t all = 1;
     int at;
@@ -121,10 +123,20 @@ typedef enum {
     MUTATE_STORAGE_OF_MESSAGE,
     MUTATIONS
 } Mutation;
-static const char *const mutation_names[] = {
-    "removed",      "swapped",           "unit",          "micro-batch",       "version",
-    "storage",      "use",               "peer",          "near",              "message removed",
-    "message unit", "message micro-batch", "message version", "message storage"};
+static const char *const mutation_names[] = {"removed",
+                                             "swapped",
+                                             "unit",
+                                             "micro-batch",
+                                             "version",
+                                             "storage",
+                                             "use",
+                                             "peer",
+                                             "near",
+                                             "message removed",
+                                             "message unit",
+                                             "message micro-batch",
+                                             "message version",
+                                             "message storage"};
 typedef struct {
     uint64_t seed, draws;
 } MutationDraw;
@@ -183,7 +195,8 @@ static inline bool mutate(Program *p, bool cyclic, MutationDraw *d, char *text, 
     }
     Action *a = &s->actions[i];
     const Action before = *a;
-    snprintf(text, bytes, "%s rank %d action %d %s unit %d storage %d micro-batch %d step %d rows %d",
+    snprintf(text, bytes,
+             "%s rank %d action %d %s unit %d storage %d micro-batch %d step %d rows %d",
              mutation_names[what], r, i, action_name(a->kind), a->unit, a->storage, a->micro,
              (int)a->step, (int)a->rows);
     if (what == MUTATE_REMOVE) {
@@ -231,8 +244,8 @@ static inline void program_free_copy(Program *copy, const Program *p) {
 typedef struct {
     int all, both, only_old, only_new, harmless;
 } Verdicts;
-// cyclic, model: of steps that overlap, whose windows are unrolled; else NULL. old: the verdict of the
-// rules beside which the check stands.
+// cyclic, model: of steps that overlap, whose windows are unrolled; else NULL. old: the verdict of
+// the rules beside which the check stands.
 typedef struct {
     const CyclicPlan *cyclic;
     const GptModel *model;
@@ -240,8 +253,8 @@ typedef struct {
     bool (*old)(const Program *p, const void *context, char *error, size_t bytes);
     const void *context;
 } MutationCase;
-static inline bool mutation_check(const Program *p, const MutationCase *c, char *error, size_t bytes,
-                           uint64_t *values) {
+static inline bool mutation_check(const Program *p, const MutationCase *c, char *error,
+                                  size_t bytes, uint64_t *values) {
     Program steps = c->cyclic ? cyclic_unroll(p, c->cyclic, c->steps, c->steps) : *p;
     const bool valid = touch_check(&steps, c->cyclic, c->model, error, bytes);
     *values = values && valid ? values_at_end(&steps, c->cyclic, c->model) : 0;
@@ -276,9 +289,10 @@ static inline void mutate_program(const Program *p, const MutationCase *c, const
 }
 // MUTATIONS=1 also prints each mutation about which the two do not agree.
 static inline void mutations_print(const char *name, const Verdicts *v) {
-    printf("%-28s %4d mutations: %4d refused by both, %3d by touches alone, %d by the validator alone "
-           "and harmless, %3d harmless\n",
-           name, v->all, v->both, v->only_new, v->only_old, v->harmless);
+    printf(
+        "%-28s %4d mutations: %4d refused by both, %3d by touches alone, %d by the validator alone "
+        "and harmless, %3d harmless\n",
+        name, v->all, v->both, v->only_new, v->only_old, v->harmless);
 }
 
 #endif

@@ -212,7 +212,8 @@ static void test_tables(void **state) {
 // Stages in use, activations that are held, and gradients that are complete, slot by slot, for all
 // numbers of stages.
 static void check_invariants(const Table *t) {
-    // from when on all ranks work, until the first one's last slot, which has its later updates, too
+    // from when on all ranks work, until the first one's last slot, which has its later updates,
+    // too
     const int N = t->N, steady = 2 * N - 2, end = 2 * N * STEPS - 1;
     int held[MOST] = {0};
     assert_true(t->good);
@@ -747,9 +748,10 @@ static void check_touches(const Program *window, const CyclicPlan *plan, const G
     char error[400];
     Program program = cyclic_unroll(window, plan, steps, pause);
     if (!touch_check(&program, plan, m, error, sizeof error)) {
-        fail_msg("%s rule %d mode %d N %d ranks %d slack %d pieces %d waits %d pause %d: touches: %s",
-                 m->arch->name, plan->rule, plan->mode, plan->N, plan->ranks, plan->slack,
-                 plan->pieces, plan->waits, pause, error);
+        fail_msg(
+            "%s rule %d mode %d N %d ranks %d slack %d pieces %d waits %d pause %d: touches: %s",
+            m->arch->name, plan->rule, plan->mode, plan->N, plan->ranks, plan->slack, plan->pieces,
+            plan->waits, pause, error);
     }
     cyclic_window_free(&program);
 }
@@ -1294,10 +1296,10 @@ static bool proof_verdict(const Program *p, const void *context, char *error, si
 }
 static void test_mutations_are_refused_or_harmless(void **state) {
     (void)state;
-    static const char *const names[] = {"single v2", "data v2",   "model v2", "zero v2",
-                                        "triangle v2", "data v1, waits", "data v2, drawn",
-                                        "single v2, recompute", "single v2, pieces",
-                                        "data v2, pieces", "triangle v2, pieces"};
+    static const char *const names[] = {
+        "single v2",         "data v2",         "model v2",           "zero v2",
+        "triangle v2",       "data v1, waits",  "data v2, drawn",     "single v2, recompute",
+        "single v2, pieces", "data v2, pieces", "triangle v2, pieces"};
     const uint64_t seed = test_seed(1) << 20;
     const int each = all_tests() ? 2000 : 100;
     for (int base = 0; base < BASES; base++) {
@@ -1325,7 +1327,7 @@ static void test_mutations_are_refused_or_harmless(void **state) {
 typedef struct {
     const TouchPlan *plan;
     const Program *program;
-    const P2p *p2p;  // [ranks]
+    const P2p *p2p;   // [ranks]
     unsigned without; // BEFORE_ bit that is left out, to see that it is needed
     int conflicts, open;
     char *error;
@@ -1363,10 +1365,10 @@ static void deferral_visit(void *context, int rank, const Touch *t, const Action
     d->conflicts++;
     if (deferral_orders(d, rank, t, first, second)) { return; }
     if (!d->open++) {
-        snprintf(d->error, d->bytes, "%s storage %d step %d, %s storage %d unit %d step %d: %s (%d)",
-                 action_name(first->kind), first->storage, (int)first->step,
-                 action_name(second->kind), second->storage, second->unit, (int)second->step,
-                 resource_text(t->of), (int)t->a);
+        snprintf(
+            d->error, d->bytes, "%s storage %d step %d, %s storage %d unit %d step %d: %s (%d)",
+            action_name(first->kind), first->storage, (int)first->step, action_name(second->kind),
+            second->storage, second->unit, (int)second->step, resource_text(t->of), (int)t->a);
     }
 }
 static int open_conflicts(const CyclicPlan *plan, const GptModel *m, unsigned without, char *error,

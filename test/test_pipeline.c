@@ -308,8 +308,8 @@ static void check_plan(const PipelinePlan *plan, int kind, const GptModel *m, in
     if (clips) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
     schedule_lower_stash(&p);
-    // Zero bubble does not clip: two micro-batches would need one place for norms. The validator does
-    // not see that.
+    // Zero bubble does not clip: two micro-batches would need one place for norms. The validator
+    // does not see that.
     const bool checked = kind < 3 || !clips;
     if (!(checked ? both_accept : schedule_validate)(&p, error, sizeof error)) {
         char text[100];

@@ -402,9 +402,7 @@ static void test_pipelines_are_valid(void **state) {
     for (int base = BASE_TWO; base <= BASE_ZERO_BUBBLE; base++) {
         if (base == BASE_SENDS || base == BASE_RECEIVES) { continue; } // these are not
         Program p = base_program((Base)base);
-        if (!both_accept(&p, error, sizeof error)) {
-            fail_msg("program %d: %s", base, error);
-        }
+        if (!both_accept(&p, error, sizeof error)) { fail_msg("program %d: %s", base, error); }
         program_free(&p);
     }
 }
@@ -1113,14 +1111,25 @@ typedef enum {
     DRAWN_CLIPS_ALL,
     DRAWN_KINDS
 } DrawnKind;
-static const char *const drawn_names[] = {
-    "sequential, ZeRO 0 to 3", "offload, device updates", "offload, host updates",
-    "disk, device updates",    "disk, host updates",      "offload, sums",
-    "offload, delayed",        "offload, activations",    "Muon",
-    "Muon, offload",           "private, unit",           "private, flat",
-    "evaluation",              "gpipe",                   "dapple",
-    "zero-bubble",             "pipeline, private, unit", "pipeline, private, stage",
-    "pipeline, private, flat"};
+static const char *const drawn_names[] = {"sequential, ZeRO 0 to 3",
+                                          "offload, device updates",
+                                          "offload, host updates",
+                                          "disk, device updates",
+                                          "disk, host updates",
+                                          "offload, sums",
+                                          "offload, delayed",
+                                          "offload, activations",
+                                          "Muon",
+                                          "Muon, offload",
+                                          "private, unit",
+                                          "private, flat",
+                                          "evaluation",
+                                          "gpipe",
+                                          "dapple",
+                                          "zero-bubble",
+                                          "pipeline, private, unit",
+                                          "pipeline, private, stage",
+                                          "pipeline, private, flat"};
 static ZeroPolicy drawn_policy(DrawnKind kind, int ranks, MutationDraw *d) {
     const int stage = mutation_draw(d, 4);
     ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 && ranks % 2 == 0 ? 2 : 1,
@@ -1167,7 +1176,8 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2);
     plan.recompute = recompute;
-    schedule_pipeline(&p, &plan, plan.micro_rows * plan.micro_batches - mutation_draw(d, 2), trains);
+    schedule_pipeline(&p, &plan, plan.micro_rows * plan.micro_batches - mutation_draw(d, 2),
+                      trains);
     if (recompute && trains) { schedule_lower_recompute(&p); }
     zero_lower(&p, &policy, trains);
     placement_free(&plan.placement);
@@ -1181,11 +1191,10 @@ static Program drawn_program(DrawnKind kind, uint64_t seed) {
                      kind == DRAWN_DEVICE_READS || kind == DRAWN_HOST_READS ||
                      kind == DRAWN_MUON_OFFLOAD;
     // of models with 5 storages, a tied table and 2 blocks, all states are on the host
-    const GptModel m = few ? gpt_model(config_of(0, 2))
-                           : gpt_model(config_of(mutation_draw(&d, ARCHITECTURES),
-                                                 kind == DRAWN_SUMS || kind == DRAWN_DELAYED
-                                                     ? 4
-                                                     : layers));
+    const GptModel m =
+        few ? gpt_model(config_of(0, 2))
+            : gpt_model(config_of(mutation_draw(&d, ARCHITECTURES),
+                                  kind == DRAWN_SUMS || kind == DRAWN_DELAYED ? 4 : layers));
     const bool flat = kind == DRAWN_FLAT_CLIP;
     const Work work = {.samples = 1 + mutation_draw(&d, 9),
                        .rows = 1 + mutation_draw(&d, 3),
