@@ -67,7 +67,7 @@
     ROW(DISK_PIECE,      true,  "a piece from the disk")        /* storage, piece */               \
     ROW(READING,         true,  "buffers of the disk")          /* pool */                         \
     ROW(DIRECTIONS,      true,  "directions of matrices")       /* storage */                      \
-    ROW(MATRICES,        true,  "orthogonal matrices")          /* storage */                      \
+    ROW(ORTHOGONAL,      true,  "orthogonal matrices")          /* storage */                      \
     ROW(SAMPLES,         false, "samples")                      /* unit; one place for all ranks */
 // clang-format on
 #define RESOURCE_KIND(name, empty, text) RES_##name,

@@ -28,6 +28,7 @@
 #include "schedule/touches.h"
 #include "schedule/touch_states.h"
 #include "schedule/walk.h"
+#include "state/policy.h"
 
 typedef struct {
     uint64_t key, what, amount; // key 0: unused

@@ -441,15 +441,16 @@ static inline void touch_update(TouchPlan *p, int rank, const Action *x) {
         return;
     }
     if (matrices) {
-        touch_add(p, last ? TOUCH_FREE : TOUCH_READ, RES_MATRICES, s, 0,
-                  touch_name(RES_MATRICES, s, 0));
+        touch_add(p, last ? TOUCH_FREE : TOUCH_READ, RES_ORTHOGONAL, s, 0,
+                  touch_name(RES_ORTHOGONAL, s, 0));
     }
     if (last && !(pieces && map->cpu_update)) { touch_updated(p, rank, s); }
 }
 static inline void touch_orthogonalise(TouchPlan *p, const Action *x) {
     touch_add(p, TOUCH_FREE, RES_DIRECTIONS, x->storage, 0,
               touch_name(RES_DIRECTIONS, x->storage, 0));
-    touch_add(p, TOUCH_TAKE, RES_MATRICES, x->storage, 0, touch_name(RES_MATRICES, x->storage, 0));
+    touch_add(p, TOUCH_TAKE, RES_ORTHOGONAL, x->storage, 0,
+              touch_name(RES_ORTHOGONAL, x->storage, 0));
 }
 static inline uint64_t touch_stats_name(int64_t step) { return touch_name(RES_STATS_OUT, step, 0); }
 // UPDATE where steps overlap: the owner makes the version of the next step.
