@@ -217,12 +217,18 @@ static inline void plan_schedules(Plan *p) {
         program_free(&extreme);
     }
 }
+// Proves a program of one step, by the rules of its actions and by what they touch.
+static inline void plan_prove_program(const Program *program) {
+    char error[400];
+    schedule_check(program);
+    if (!touch_check(program, NULL, NULL, error, sizeof error)) { schedule_refuse(error); }
+}
 // Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
 // if one is not.
 static inline void plan_prove(const Plan *p) {
     const CyclicPlan *cyclic = &p->cyclic;
     int64_t samples[2];
-    schedule_check(&p->evaluation);
+    plan_prove_program(&p->evaluation);
     if (cyclic->rule) {
         char error[400];
         if (p->machine->ranks->me) { return; } // all ranks have the same program
@@ -231,10 +237,10 @@ static inline void plan_prove(const Plan *p) {
         }
         return;
     }
-    schedule_check(&p->program);
+    plan_prove_program(&p->program);
     for (int i = 0; i < plan_extremes(p, samples); i++) {
         Program extreme = plan_program(p, samples[i], true);
-        schedule_check(&extreme);
+        plan_prove_program(&extreme);
         program_free(&extreme);
     }
 }
