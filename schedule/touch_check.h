@@ -159,7 +159,7 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
     if (t->limit) { // a pool
         const bool takes = t->use == TOUCH_TAKE;
         if (takes ? cell->amount >= (uint64_t)t->limit : !cell->amount) {
-            touch_refuse(c, rank, a, takes ? "all %s are taken" : "no %s are taken",
+            touch_refuse(c, rank, a, takes ? "all are taken: %s" : "none is taken: %s",
                          resource_text(t->of));
         }
         cell->amount += takes ? 1 : (uint64_t)-1;
@@ -169,7 +169,7 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
     case TOUCH_READ:
     case TOUCH_FREE:
         if (!touch_finds(c, cell, t, amount)) {
-            touch_refuse(c, rank, a, "%s is not there, or not complete (%" PRId64 ", %" PRId64 ")",
+            touch_refuse(c, rank, a, "not there, or not complete: %s (%" PRId64 ", %" PRId64 ")",
                          resource_text(t->of), t->a, t->b);
         }
         c->carried = cell->what == t->what ? cell->amount : 0;
@@ -177,14 +177,14 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
         break;
     case TOUCH_TAKE:
         if (cell->amount && amount) {
-            touch_refuse(c, rank, a, "the place of %s is taken (%" PRId64 ", %" PRId64 ")",
+            touch_refuse(c, rank, a, "the place is taken: %s (%" PRId64 ", %" PRId64 ")",
                          resource_text(t->of), t->a, t->b);
         }
         if (amount) { touch_put(cell, t, amount); }
         break;
     case TOUCH_WRITE:
         if (t->once && cell->what == t->what) {
-            touch_refuse(c, rank, a, "%s came already", resource_text(t->of));
+            touch_refuse(c, rank, a, "came already: %s", resource_text(t->of));
         }
         touch_put(cell, t, amount);
         break;
@@ -194,7 +194,7 @@ static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const T
             break;
         }
         if (t->order < cell->order) {
-            touch_refuse(c, rank, a, "%s is added in another order", resource_text(t->of));
+            touch_refuse(c, rank, a, "added in another order: %s", resource_text(t->of));
         }
         cell->amount += amount;
         cell->order = t->order;
@@ -446,7 +446,7 @@ static inline void touch_end(TouchCheck *c) {
     for (int64_t i = 0; i < c->cells; i++) {
         const TouchCell *cell = &c->cell[i];
         if (cell->key && cell->amount && resource_must_be_empty(cell->of)) {
-            touch_refuse(c, cell->rank, NULL, "%s is left over", resource_text(cell->of));
+            touch_refuse(c, cell->rank, NULL, "left over: %s", resource_text(cell->of));
         }
     }
     for (int s = 0; s < storages; s++) {

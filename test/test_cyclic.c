@@ -1321,6 +1321,31 @@ static void test_mutations_are_refused_or_harmless(void **state) {
     }
 }
 
+// What the proof accepts: the embedding, whose backward pass reads no parameters, with a version
+// that the rule does not give it; complete statistics that a rank does not take.
+static void test_touches_see_more_than_the_proof(void **state) {
+    (void)state;
+    const Damage more[] = {
+        {"version", SINGLE, 0, ACT_ACQUIRE, 1, ANY, 1, VERSION, -1, "parameters"},
+        {"statistics", TRIANGLE, 5, ACT_STATS, ANY, ANY, -1, DROP, 0, "statistics"}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        CyclicPlan plan = base_plan(more[i].base);
+        const GptModel m = model_of(6);
+        Program window = window_of(&plan, plan.N * plan.pieces);
+        char error[400];
+        damage(&window, &more[i]);
+        if (!cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error)) {
+            fail_msg("%s: %s", more[i].name, error);
+        }
+        if (touch_check_steps(&window, &plan, &m, error, sizeof error) ||
+            !strstr(error, more[i].expected)) {
+            fail_msg("%s: touches: %s", more[i].name, error);
+        }
+        program_free(&window);
+        cyclic_free(&plan);
+    }
+}
+
 // -------------------------------------------------------------------------------------------------
 // Deferred operations keep the order of what they touch
 
@@ -1771,6 +1796,7 @@ int main(void) {
         cmocka_unit_test(test_random_layouts_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_mutations_are_refused_or_harmless),
+        cmocka_unit_test(test_touches_see_more_than_the_proof),
         cmocka_unit_test(test_deferred_operations_keep_their_order),
         cmocka_unit_test(test_stability),
         cmocka_unit_test(test_the_program_is_the_reference),

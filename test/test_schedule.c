@@ -1232,6 +1232,32 @@ static void test_mutations_are_refused_or_harmless(void **state) {
         mutations_print(drawn_names[kind], &sum);
     }
 }
+// What the rules of the validator accept and would compute wrongly: parameters that are not
+// gathered after their update; secondary copies where there are none; in a zero bubble, a gradient
+// that is written over before the weight part below reads it; gradients that are added in another
+// order.
+static void test_touches_see_more_than_the_rules(void **state) {
+    (void)state;
+    const Damage more[] = {
+        {"not gathered", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, DROP, 0, "not complete: parameters"},
+        {"gathered twice", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, REPEAT, 0, "is taken: parameters"},
+        {"copies", BASE_FAR, 0, ACT_PREFETCH, 3, LAST, COPIES, 1, "not complete: secondary copies"},
+        {"written over", BASE_ZERO_BUBBLE, 0, ACT_BACKWARD_WEIGHT, 0, 1, SWAP, 0,
+         "not complete: the gradient of its output"},
+        {"another order", BASE_UNTIED_ALL, 2, ACT_BACKWARD_WEIGHT, 3, 0, SWAP, 0,
+         "another order: a gradient"}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        char rules[400], error[400];
+        Program p = base_program(more[i].base);
+        damage(&p, &more[i]);
+        const bool valid = schedule_validate(&p, rules, sizeof rules);
+        if (!valid || touch_check(&p, NULL, NULL, error, sizeof error) ||
+            !strstr(error, more[i].expected)) {
+            fail_msg("%s: rules: %s; touches: %s", more[i].name, valid ? "valid" : rules, error);
+        }
+        program_free(&p);
+    }
+}
 // A short buffer for the message is no harm.
 static void test_error_is_cut_to_its_buffer(void **state) {
     (void)state;
@@ -1514,6 +1540,7 @@ int main(void) {
         cmocka_unit_test(test_pipelines_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_mutations_are_refused_or_harmless),
+        cmocka_unit_test(test_touches_see_more_than_the_rules),
         cmocka_unit_test(test_clipped_programs_are_valid),
         cmocka_unit_test(test_error_is_cut_to_its_buffer),
         cmocka_unit_test(test_simulated_times),
