@@ -62,14 +62,14 @@ typedef enum {
 
 // How gradients are clipped.
 typedef struct {
-    bool on, flat;   // flat: all units of a rank share one norm (styles flat and stage)
-    Clips clips;     // groups that share a norm
-    bool tied;       // wte is the classifier's table, too
-    int stages;      // pipeline stages; with several, the groups of clip_crosses() cross them
-    bool again;      // logits are computed again for the gradient of wte
-    bool fresh;      // each micro-step's gradients start from zero, and add to no other's
-    bool overlaps;   // the head processes other samples before the embedding gets these
-    float threshold; // of the norm of a group
+    bool on, flat; // flat: all units of a rank share one norm (styles flat and stage)
+    Clips clips;   // groups that share a norm
+    bool tied;     // wte is the classifier's table, too
+    int stages;    // pipeline stages; with several, the groups of clip_crosses() cross them
+    bool recomputes_logits; // logits are computed again for the gradient of wte
+    bool overwrites;        // each micro-step's gradients start from zero, and add to no other's
+    bool overlaps;          // the head processes other samples before the embedding gets these
+    float threshold;        // of the norm of a group
     ClipFunction function;
 } ClipPolicy;
 
@@ -152,7 +152,7 @@ static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int
 enum { AGAIN_ROWS = 256 }; // tokens of these few samples, if sequences are shorter
 static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, int64_t rows,
                                         int64_t T) {
-    return !p->again                      ? rows
+    return !p->recomputes_logits          ? rows
            : clip_instantiates_head(m, T) ? 1
                                           : min_i64(rows, max_i64(1, AGAIN_ROWS / T));
 }
@@ -160,7 +160,7 @@ static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, 
 static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
     double norms = 0;
     for (int u = 0; u < m->units; u++) { norms += clip_norm_flops(p, m, u, 1, T); }
-    if (p->again) { norms += gpt_forward_flops(m, UNIT_HEAD, T, T); }
+    if (p->recomputes_logits) { norms += gpt_forward_flops(m, UNIT_HEAD, T, T); }
     return 1 / (1 + norms / gpt_step_flops(m, T, T));
 }
 
@@ -261,7 +261,7 @@ static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const G
                                       ClipUnits units, int64_t rows, int64_t T) {
     const bool blocks = clip_instantiates_block(&c->policy, m, T);
     int64_t sample =
-        blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
+        blocks && (rows > 1 || !c->policy.overwrites) ? m->class_elements[STORAGE_BLOCK] : 0;
     if (!of && clip_instantiates_head(m, T) && !clip_crosses(&c->policy)) {
         sample = max_i64(sample, clip_positions(m));
     }
@@ -336,7 +336,7 @@ static inline ClassifierResults clip_results(const Clip *clip, int64_t T) {
 static inline void clip_head_backward_input(const UnitCall *c, const Clip *clip) {
     UnitCall head = *c;
     head.classifier = clip_results(clip, c->T);
-    if (clip->policy.again) {
+    if (clip->policy.recomputes_logits) {
         head.classifier.dweight = NULL;
         head.classifier.dlogits = NULL;
     }

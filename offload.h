@@ -34,7 +34,7 @@
 #include "state/table.h"
 
 // Returns the bytes that the device holds of a state if it is not offloaded.
-static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
+static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind kind) {
     const bool none =
         !store_holds(s, storage) ||
         (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : !optimizer_keeps(s->optimizer, kind));
@@ -43,19 +43,19 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
 // Would offloading the parameters of a storage free device memory?
-static inline bool offload_has_parameters(const Store *s, int storage) {
-    return store_holds(s, storage) && s->layout.owners.turns[storage] &&
+static inline bool offload_has_parameters(const StatePlan *s, int storage) {
+    return store_holds(s, storage) && s->layout.owners.storage[storage].turns &&
            !zero_param_apart(&s->policy);
 }
 // Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
-static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
+static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
     const Owners *h = &s->layout.owners;
-    return o->gradients && store_holds(s, storage) && !h->tied[storage] &&
-           (h->turns[storage] || holders_of(h, storage) > 1);
+    return o->gradients && store_holds(s, storage) && !h->storage[storage].tied &&
+           (h->storage[storage].turns || owner_count(h, storage) > 1);
 }
 // What this rank may offload.
 typedef struct {
-    const Store *store;           // planned with all states on the device
+    const StatePlan *store;       // planned with all states on the device
     bool parameters, activations; // allowed in addition to optimizer states
     // bytes of one block's offloaded activations; micro-batches in flight
     int64_t block_bytes, in_flight;
@@ -66,20 +66,20 @@ typedef struct {
 // Bytes freed
 
 // Returns the bytes of the device's buffer of parameters or of gradients, with its slots.
-// states: [storages] scratch memory.
-static inline int64_t offload_gathered(const Store *s, const Offload *o, StateKind kind,
-                                       State *states) {
-    StateBuffer b = store_fill_kind(s, o, kind, states);
-    buffer_plan(&b, states, &s->layout);
+// rows: [storages] scratch memory.
+static inline int64_t offload_gathered(const StatePlan *s, const Offload *o, StateKind kind,
+                                       StorageRow *rows) {
+    StateBuffer b = store_fill_kind(s, o, kind, rows);
+    buffer_plan(&b, rows, kind, &s->layout);
     return b.held + b.slot_bytes;
 }
 // Returns how many bytes fewer the device needs than with all states in place.
 static inline int64_t offload_device_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
+    const StatePlan *s = f->store;
     const GptModel *m = s->model;
     int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o);
     int64_t stashed = 0;
-    State *states = new_array(State, m->storages, "offload");
+    StorageRow *rows = new_array(StorageRow, m->storages, "offload");
     for (int i = 0; i < m->storages; i++) {
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             bytes += offload_has(o, i, kind) ? offload_bytes(s, i, kind) : 0;
@@ -90,17 +90,17 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const Offload 
         stashed += f->in_flight * offload_has(o, storage, STATE_ACTIVATIONS);
     }
     for (int kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
-        bytes += offload_gathered(s, NULL, kind, states) - offload_gathered(s, o, kind, states);
+        bytes += offload_gathered(s, NULL, kind, rows) - offload_gathered(s, o, kind, rows);
     }
-    free(states);
+    free(rows);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 // Returns the bytes by which states on disk reduce the host's memory.
 static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
+    const StatePlan *s = f->store;
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_stored(o, i) * store_own_elements(s, i) * sizeof(float);
+        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * sizeof(float);
     }
     return bytes;
 }
@@ -129,7 +129,7 @@ static inline void tier_add(OffloadTier *t, int storage, int kinds) {
 // Lists what may leave the device.
 static inline void tier_list_device(OffloadTier *t) {
     const OffloadScope *f = t->scope;
-    const Store *s = f->store;
+    const StatePlan *s = f->store;
     const Offload *o = t->placed;
     const int storages = s->model->storages;
     bool *used = new_array(bool, storages, "offload"); // by a block of this rank
@@ -158,7 +158,7 @@ static inline void tier_list_device(OffloadTier *t) {
 }
 // Lists what moves on from the host to the disk, kind by kind.
 static inline void tier_list_host(OffloadTier *t) {
-    const Store *s = t->scope->store;
+    const StatePlan *s = t->scope->store;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const int all = store_own_elements(s, i) ? t->placed->host[i] : 0;
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
@@ -219,7 +219,7 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
 }
 // With delayed updates, offloads all masters and gradients: updates must not touch the parameters
 // in use.
-static inline void offload_keep_gradients(Offload *o, const Store *s) {
+static inline void offload_keep_gradients(Offload *o, const StatePlan *s) {
     for (int i = 0; i < s->model->storages; i++) {
         if (o->delays && store_holds(s, i)) {
             o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT;
@@ -252,21 +252,22 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
 
 // Returns the bytes that an update moves to the device (in) or to the host, for each element of a
 // storage. again: with its second part (state/matrices.h).
-static inline int64_t offload_element_bytes(const Store *s, int storage, bool in, bool again) {
+static inline int64_t offload_element_bytes(const StatePlan *s, int storage, bool in, bool second) {
     PiecePart parts[PIECE_PARTS];
     int64_t bytes = 0;
-    for (int k = store_piece_parts(s, s->policy.offload, storage, again, parts) - 1; k >= 0; k--) {
+    for (int k = store_piece_parts(s, s->policy.offload, storage, second, parts) - 1; k >= 0; k--) {
         bytes += (in ? parts[k].in : parts[k].out) ? parts[k].size : 0;
     }
     return bytes;
 }
 // Does the action copy parameters from the host? A gather from hpZ secondary copies does not.
-static inline bool offload_brings(const Store *s, const Action *a) {
-    return a->kind == ACT_PREFETCH && !a->near && store_on_host(s, STATE_PARAMETERS, a->storage);
+static inline bool offload_brings(const StatePlan *s, const Action *a) {
+    return a->kind == ACT_PREFETCH && !a->secondary &&
+           store_on_host(s, STATE_PARAMETERS, a->storage);
 }
 // Counts the bytes that a step moves: moved[0] to the device, moved[1] to the host. block_bytes: of
 // one block's offloaded activations.
-static inline void offload_moves(const Store *s, const Schedule *step, size_t block_bytes,
+static inline void offload_moves(const StatePlan *s, const Schedule *step, size_t block_bytes,
                                  int64_t moved[2]) {
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;

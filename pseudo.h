@@ -68,25 +68,27 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 // Delinking
 
 // Is this state copied? Moments that are reset are not.
-static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
+static inline bool delink_copies(const StatePlan *from, int kind, int storage, int64_t moments) {
     return kind == STATE_MASTER ||
            (kind != STATE_PREVIOUS &&
             (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
 // Returns the bytes of this rank's slice of a state that is copied.
-static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
-    return store_has_state(from, kind) && delink_copies(from, kind, storage, moments)
+static inline size_t delink_state_bytes(const StatePlan *from, int kind, int storage,
+                                        int64_t moments) {
+    return delink_copies(from, kind, storage, moments)
                ? store_own_elements(from, storage) * sizeof(float)
                : 0;
 }
 // Returns the bytes that the shared model's states take on the host during delinking, in addition
 // to those of the copies. States on disk count with their buffers, through which they are read.
-static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
+static inline size_t delink_host_bytes(const StatePlan *from, int64_t moments) {
     const int storages = from->model->storages;
     size_t bytes = from->disk_buffers.held;
     for (int i = 0; i < FILE_KINDS * storages; i++) {
-        const bool stored = store_place(from, i / storages, i % storages) == PLACE_DISK;
-        bytes += stored ? 0 : delink_state_bytes(from, i / storages, i % storages, moments);
+        const bool copied = store_plan_has_state(from, i / storages) &&
+                            store_place(from, i / storages, i % storages) != PLACE_DISK;
+        bytes += copied ? delink_state_bytes(from, i / storages, i % storages, moments) : 0;
     }
     return bytes;
 }
@@ -94,11 +96,14 @@ static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
 // [kinds][storages] this rank's slices; NULL: nothing to copy, or it is on the host or on disk
 // already, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
-    const int storages = from->model->storages;
+    const int storages = from->plan.model->storages;
     float **packed = new_array(float *, FILE_KINDS *storages, "shared states");
     for (int i = 0; i < FILE_KINDS * storages; i++) {
-        const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
-        if (!bytes || store_place(from, i / storages, i % storages) != PLACE_DEVICE) { continue; }
+        const size_t bytes = delink_state_bytes(&from->plan, i / storages, i % storages, moments);
+        if (!bytes || !store_has_state(from, i / storages) ||
+            store_place(&from->plan, i / storages, i % storages) != PLACE_DEVICE) {
+            continue;
+        }
         packed[i] = (float *)checked_malloc(bytes, "shared states");
         store_read_state(from, i / storages, i % storages, 0, bytes / sizeof(float), packed[i]);
     }
@@ -108,21 +113,21 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
 // this rank's slice, if it was on the device.
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
                                 int storage) {
-    const ProcessGroup *process_group = store_process_group(from, storage);
-    const int64_t *bounds = store_slices(from, storage);
+    const ProcessGroup *process_group = store_process_group(&from->plan, storage);
+    const int64_t *bounds = store_slices(&from->plan, storage);
     for (int i = 0; i < process_group->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
-            if (from->comm->rank == process_group->all.ranks[i]) {
+            if (from->memory.comm->rank == process_group->all.ranks[i]) {
                 if (mine) {
                     memcpy(state_piece.floats, mine + (at - bounds[i]), n * sizeof(float));
                 } else {
                     store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
                 }
             }
-            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float),
+            comm_broadcast(from->memory.comm, state_piece.bytes, (size_t)n * sizeof(float),
                            process_group->all.ranks[i]);
-            state_piece_take(to, from->model, kind, storage, at, n);
+            state_piece_take(to, from->plan.model, kind, storage, at, n);
         }
     }
 }
@@ -131,9 +136,11 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments,
                                  Progress *p) {
     for (int kind = STATE_MASTER; kind < FILE_KINDS; kind++) {
-        for (int i = 0; i < from->model->storages && store_has_state(from, kind); i++) {
-            float *mine = packed[kind * from->model->storages + i];
-            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, mine, kind, i); }
+        for (int i = 0; i < from->plan.model->storages && store_has_state(from, kind); i++) {
+            float *mine = packed[kind * from->plan.model->storages + i];
+            if (delink_copies(&from->plan, kind, i, moments)) {
+                delink_state(to, from, mine, kind, i);
+            }
             free(mine);
         }
     }

@@ -31,7 +31,6 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "checkpoint/huggingface_config.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
-#include "cli/model_names.h"
 #include "cli/option_parser.h"
 #include "cli/outputs.h"
 #include "cli/version.h"
@@ -43,11 +42,8 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "dp.h"
 #include "executor/activations.h"
 #include "executor/compute.h"
-#include "executor/executor.h"
 #include "executor/overlap.h"
-#include "model/config.h"
 #include "model/gpt.h"
-#include "model/presets.h"
 #include "ops/noise.h"
 #include "ops/ops.h"
 #include "options.h"
@@ -72,20 +68,20 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "report/profile.h"
 #include "report/report.h"
 #include "report/tensorboard.h"
+#include "run/between_steps.h"
 #include "run/data.h"
 #include "run/matmul_choices.h"
 #include "run/privacy_ledger.h"
 #include "run/prompt.h"
+#include "cli/read_model.h"
 #include "run/trainer.h"
 #include "schedule/schedule.h"
 #include "state/disk.h"
 #include "state/gather.h"
 #include "state/layout.h"
-#include "state/optimizer.h"
 #include "state/planned.h"
 #include "state/store.h"
 #include "state/update.h"
-#include "text/choices_file.h"
 #include "text/tokenizer.h"
 
 // What main makes, in this order, each part from those above it.
@@ -105,92 +101,6 @@ typedef struct {
     MatmulChoices matmuls; // algorithms of the device's library
     FILE *answers;         // where --prompt prints: standard output; NULL: nowhere
 } Job;
-
-// -------------------------------------------------------------------------------------------------
-// The model
-
-// Returns which blocks share their parameters: as the flags say; as in the checkpoint that the run
-// starts from (`begun`), unless the run delinks; none if the run resumes after it has delinked.
-static GptShare choose_share(const Options *o, const ModelSpec *spec, const GptConfig *config,
-                             GptShare begun, Comm *comm) {
-    const GptShare asked = share_parse(o->share, config->layers);
-    const bool shares = share_is(asked);
-    if (o->delink && !share_is(begun)) {
-        die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run",
-            "--delink: %s has no blocks that share", o->model);
-    }
-    if (options_switches(o) && !shares) {
-        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out",
-            "--share %s: no two blocks of this model share, so none can be delinked", o->share);
-    }
-    if (shares && spec->file && !share_same(asked, begun)) {
-        die(EXIT_INPUT, "begin with a descriptor, such as d12",
-            "--share %s with --model %s: its blocks are not the same", o->share, o->model);
-    }
-    const GptShare first = !spec->begun.units ? asked : o->delink ? GPT_SHARE_NONE : begun;
-    GptConfig of = *config;
-    GptShare newest = first;
-    if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, comm, &of, &newest)) {
-        newest = first;
-    }
-    return share_is(newest) ? first : newest;
-}
-// Refuses what depends on the checkpoint given by --model: a checkpoint can have shared blocks
-// although no flag says so, and --compat checks flags alone.
-static void check_begun(const Config *c, const ModelSpec *spec) {
-    const Options *o = &c->options;
-    const bool private_run = options_private(o, &c->given), plans = options_plans(o) || o->plan;
-    if (spec->begun.units && !o->resume && checkpoint_lies_in(o->model, o->out)) {
-        die(EXIT_INPUT, "give another --out",
-            "--model %s lies in --out %s, whose checkpoints a new run moves out of the way",
-            o->model, o->out);
-    }
-    if (!share_is(spec->model.share) || !(private_run || plans)) { return; }
-    die(EXIT_INPUT, "give --delink, and each block gets its own",
-        "--model %s: its blocks share, which does not go with %s", o->model,
-        private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
-}
-// Returns the model that --model describes: a descriptor, a model file, or a checkpoint, whose
-// dtype and shape are read here, and what --export keeps; sizes that depend on the model are
-// chosen. All ranks call it.
-static ModelSpec read_model(Config *c, const Machine *m, HfKept *kept, Comm *comm) {
-    Options *o = &c->options;
-    GptConfig config;
-    GptShare share = GPT_SHARE_NONE;
-    o->model = checkpoint_chosen(o->model, comm);
-    char optimizer[OPTIMIZER_NAME];
-    ModelSpec spec = {};
-    spec.dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
-    if (huggingface_is(o->model)) {
-        spec.file = o->model;
-        spec.huggingface = true;
-        config = huggingface_config(o->model, &spec.file_dtype, *o->export_file ? kept : NULL);
-    } else if (checkpoint_model(o->model, &config, &share, optimizer)) {
-        spec.file = o->model;
-        if (options_prompts(&c->given)) { o->optimizer = optimizer_named(optimizer); }
-        spec.begun = gpt_model_shared(config, share);
-    } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
-        spec.file = o->model;
-        model_check_name(o->model);
-        config = model_file_config(o->model, &spec.file_dtype);
-    }
-    sizes_choose_length(c, &config, m->cluster.all_ranks);
-    sizes_choose_batch(c, &config, m->cluster.all_ranks);
-    const bool of_file = spec.file && !spec.begun.units;
-    if (of_file && !c->given.at[OPTION_INDEX_dtype]) { spec.dtype = spec.file_dtype; }
-    if (o->stochastic_rounding && spec.dtype == DTYPE_FP32) {
-        die(EXIT_INPUT, "give --dtype bf16",
-            "--stochastic-rounding rounds bf16 parameters, and these are fp32");
-    }
-    if (options_prompts(&c->given) && !c->given.at[OPTION_INDEX_seq_len]) {
-        o->seq_len = min_i64(config.max_seq_len, PROMPT_CONTEXT);
-    }
-    model_check_length(&config, o->seq_len, o->model);
-    spec.model = gpt_model_shared(config, choose_share(o, &spec, &config, share, comm));
-    check_begun(c, &spec);
-    export_check(o->export_file, &spec.model);
-    return spec;
-}
 
 // -------------------------------------------------------------------------------------------------
 // What is asked, and the plans
@@ -280,12 +190,12 @@ static void configure(Job *j) {
 // Opens the messages that a plan needs, and the groups with which links are measured. All ranks
 // call it.
 static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stream) {
-    const Store *s = &plan->store;
+    const StatePlan *s = &plan->store;
     int64_t most = 0;
     for (int i = 0; i < plan->model.storages; i++) {
         most =
             max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
-                                       holders_of(&s->layout.owners, i), zero_grain(&s->policy)));
+                                       owner_count(&s->layout.owners, i), zero_grain(&s->policy)));
     }
     CommTraffic traffic =
         executor_traffic(&plan->model, &plan->shape, &plan->pipeline.placement, comm->rank,
@@ -341,7 +251,7 @@ static void open_executor(Run *r) {
 // Takes the memory of the states that the plan says. All ranks call it.
 static void open_states(Run *r, DiskFile *file) {
     const Plan *p = r->plan;
-    r->store.file = file;
+    r->store.memory.file = file;
     r->stream->workspace_bytes = executor_workspace_bytes(&p->model, &p->shape, r->stream->threads);
     r->stream->workspace = memory_take(MEMORY_BUFFERS, r->stream->workspace_bytes, "workspace");
     store_allocate(&r->store, r->comm, r->stream);
@@ -355,12 +265,12 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
     r->data = &j->data;
     r->journal.health.good = r->journal.health.saved = r->journal.health.validated = -1;
     r->privacy = j->config.privacy;
-    r->store = r->plan->store;
+    r->store = store_of_plan(r->plan->store);
     r->progress.matmuls = &j->matmuls;
     if (*run_options(r)->out && r->comm->rank == 0) {
         snprintf(r->stop_file, sizeof r->stop_file, "%s/stop", run_options(r)->out);
     }
-    store_join(&r->store, r->comm);
+    store_join(&r->store.plan, r->comm);
     for (int i = 0; i < 2; i++) {
         disk_take_file(&r->files[i], run_options(r)->offload_dir, plans->file_bytes[i]);
     }
@@ -433,10 +343,10 @@ static void begin_privacy(Run *r) {
     privacy_begin(p, &c->options, &c->given, r->progress.privacy, r->progress.step, r->comm);
     r->end = min_i64(c->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
-    r->store.noise.on = true;
-    r->store.noise.deviation = (float)(p->sigma * p->clip);
-    r->store.noise.scale = (float)(1.0 / p->samples);
-    memcpy(r->store.noise.key, p->key, sizeof p->key);
+    r->store.plan.noise.on = true;
+    r->store.plan.noise.deviation = (float)(p->sigma * p->clip);
+    r->store.plan.noise.scale = (float)(1.0 / p->samples);
+    memcpy(r->store.plan.noise.key, p->key, sizeof p->key);
     if (r->comm->rank == 0) {
         privacy_print_start(stdout, p);
         printf(
@@ -445,99 +355,6 @@ static void begin_privacy(Run *r) {
             100 * clip_speed_limit(&r->plan->shape.clip, &r->plan->model, (double)r->plan->shape.T),
             r->plan->shape.rows);
     }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Between steps: validation, a sample of text, checkpoints
-
-static void validate(Run *r) {
-    const Dataset *val = &r->data->val;
-    int64_t samples = validation_samples(r->plan->config, val);
-    Evaluation e =
-        executor_evaluate(&r->executor, &r->plan->evaluation, val, samples, r->progress.step);
-    if (r->comm->rank) { return; }
-    double loss = e.loss / max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
-    if (isfinite(loss)) { r->journal.health.validated = r->progress.step; }
-    if (r->data->val_bytes > 0) { bits = e.loss / log(2.0) / r->data->val_bytes; }
-    if (val->labels) { accuracy = e.right / (double)samples; }
-    report_validation(r->progress.step, loss, bits, accuracy,
-                      r->privacy.on ? privacy_epsilon(&r->privacy, r->progress.step).high : NAN,
-                      e.targets, &r->journal.log);
-}
-
-static void score_hellaswag(Run *r) {
-    const Dataset *questions = &r->data->hellaswag;
-    int64_t rows = questions->windows, examples = rows / CHOICES;
-    Evaluation e =
-        executor_evaluate(&r->executor, &r->plan->evaluation, questions, rows, r->progress.step);
-    if (r->comm->rank == 0) {
-        report_choices(r->progress.step, e.right, examples, &r->journal.log);
-    }
-}
-
-// Finds out whether the last checkpoint of a run is good: no step follows it whose loss would tell.
-// All ranks call it.
-static void evaluate_last(Run *r) {
-    Health *h = &r->journal.health;
-    int64_t sent[COMM_KINDS][LINK_KINDS], moved = r->store.moved[0];
-    int known = h->good == r->progress.step; // on rank 0
-    comm_broadcast(r->comm, &known, sizeof known, 0);
-    if (known) { return; }
-    memcpy(sent, r->comm->bytes, sizeof sent);
-    const Evaluation e = executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
-                                           r->plan->evaluation.samples, r->progress.step);
-    memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.moved[0] = moved;
-    h->lost = h->bad = !isfinite(e.loss);
-    if (r->comm->rank == 0 && !h->lost) { health_found_good(r, h, r->progress.step); }
-}
-// Saves a checkpoint, unless the weights are those of the step before, which gave no finite loss.
-static void save_checkpoint(Run *r, const char *command) {
-    Text path;
-    const Options *o = run_options(r);
-    int lost = r->journal.health.lost; // as rank 0 knows
-    comm_broadcast(r->comm, &lost, sizeof lost, 0);
-    if (lost) {
-        if (r->comm->rank) { return; }
-        log_break(&r->journal.log);
-        fprintf(stderr,
-                "warning: no checkpoint at step %" PRId64 ": its loss is not finite, and its "
-                "update was skipped\n",
-                r->progress.step);
-        return;
-    }
-    privacy_history(&r->privacy, r->progress.step, r->progress.privacy);
-    privacy_sync(&r->privacy);
-    const bool saved = checkpoint_save(o->out, &r->store, &r->progress, command, &path);
-    r->save_failed |= !saved;
-    if (saved && r->comm->rank == 0) {
-        report_checkpoint(r->progress.step, path.at, &r->journal.log);
-        health_saved(r, r->progress.step);
-    }
-    const bool ends = r->progress.step >= r->end || r->stopping;
-    if (saved && o->keep && ends && !r->privacy.on) { evaluate_last(r); }
-}
-
-// Does what follows the update number `step`: validation, a sample of text, a checkpoint. A resumed
-// run did this before it was stopped, so it repeats only what is due after the last step. No text
-// is sampled before the first step, unless the run has no steps. Messages and copies made here are
-// not counted as traffic of the steps.
-static void between_steps(Run *r, const char *command) {
-    const Options *o = run_options(r);
-    int64_t step = r->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = r->store.moved[0];
-    bool last = step >= r->end, fresh = !o->resume || step > r->first_step;
-    bool validates = (fresh || last) && due(o->val_every, step, last);
-    bool samples = last || (fresh && step > 0);
-    samples = samples && due(o->sample_every, step, last);
-    if (validates || samples) { store_wait_all(&r->store); }
-    memcpy(sent, r->comm->bytes, sizeof sent);
-    if (validates && r->data->val.tokens) { validate(r); }
-    if (validates && *o->hellaswag) { score_hellaswag(r); }
-    if (samples) { print_sample(r); }
-    memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.moved[0] = moved;
-    bool save = due(o->save_every, step, last) || (r->stopping && *o->out);
-    if (save && step > r->first_step) { save_checkpoint(r, command); }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -552,9 +369,9 @@ static bool delink_due(const Run *r) {
 // Shrinks the files on disk to what the new model needs, and frees the other model's file.
 static void give_back_files(Run *r, RunPlans *plans) {
     disk_free_file(&r->files[0]);
-    disk_cut_file(&r->files[1], store_disk_bytes(&r->store));
+    disk_cut_file(&r->files[1], store_disk_bytes(&r->store.plan));
     plans->file_bytes[0] = 0;
-    plans->file_bytes[1] = store_disk_bytes(&r->store);
+    plans->file_bytes[1] = store_disk_bytes(&r->store.plan);
 }
 // Frees everything on the device, then allocates it again. In between, the states are on the host
 // or on disk.
@@ -570,8 +387,8 @@ static void delink(Run *r, RunPlans *plans) {
     ops_free(r->stream->workspace);
     memcpy(memory_taken, r->plan->machine->taken, sizeof memory_taken);
     r->plan = plans->later;
-    r->store = r->plan->store;
-    store_join(&r->store, r->comm);
+    r->store = store_of_plan(r->plan->store);
+    store_join(&r->store.plan, r->comm);
     const size_t passing = memory_on_host;
     open_states(r, &r->files[1]);
     delink_states(&r->store, &before, packed, moments, &r->progress);
@@ -738,7 +555,7 @@ static void finish(Job *j) {
     }
     if (first) { privacy_print_statement(stdout, &r->privacy, step); }
     privacy_end(&r->privacy, o);
-    noise_wipe(r->store.noise.key, sizeof r->store.noise.key);
+    noise_wipe(r->store.plan.noise.key, sizeof r->store.plan.noise.key);
     if (r->stopping && step < r->end && first) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv,
                              o->resume || j->config.restarts);

@@ -52,16 +52,6 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.storages = storages;
     map.of_unit = (int(*)[2])new_array(int, 2 * units, "unit map");
     map.of_unit_count = new_array(int, units, "unit map");
-    map.param_slot = new_array(int, storages, "unit map");
-    map.grad_slot = new_array(int, storages, "unit map");
-    map.gathers = new_array(bool, storages, "unit map");
-    map.reduces_often = new_array(bool, storages, "unit map");
-    map.bucket = new_array(int, storages, "unit map");
-    map.tied = new_array(bool, storages, "unit map");
-    map.pieces = new_array(int, storages, "unit map");
-    map.wave = new_array(int, storages, "unit map");
-    map.on_disk = new_array(bool, storages, "unit map");
-    map.sums = new_array(SumPlace, storages, "unit map");
     map.cpu_update = o && o->cpu_update;
     map.delays = o && o->delays;
     map.copies = policy->partition > 1;
@@ -76,23 +66,12 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     }
     // the head's part of the gradient of wte
     map.classifier = m->classifier;
-    map.head_maker = !clips            ? ACT_BACKWARD_INPUT
-                     : !gpt_is_tied(m) ? ACT_BACKWARD_WEIGHT
-                     : owners.tied[0]  ? ACT_TIED
-                                       : ACTION_KINDS;
-    for (int s = 0; s < storages; s++) {
-        map.param_slot[s] = zero_param_slot(m, policy, &owners, s);
-        map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
-        map.sums[s] = zero_sum_place(o, &owners, s);
-        map.pieces[s] = offload_pieces(m, policy, &owners, s);
-        map.wave[s] = zero_wave(m, policy, &owners, s);
-        map.on_disk[s] = offload_stored(o, s) > 0;
-        map.gathers[s] = zero_gathers(policy, &owners, s);
-        map.reduces_often[s] = policy->p2p || zero_reduces_often(policy, &owners, s);
-        map.tied[s] = owners.tied[s];
-    }
-    zero_buckets(m, policy, &owners, map.bucket);
-    map.kept_gathered = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
+    map.head_maker = !clips                   ? ACT_BACKWARD_INPUT
+                     : !gpt_is_tied(m)        ? ACT_BACKWARD_WEIGHT
+                     : owners.storage[0].tied ? ACT_TIED
+                                              : ACTION_KINDS;
+    map.rule = storage_rules(m, policy, &owners);
+    map.kept_gathered = policy->keeps_gathered && !owners.storage[0].tied ? 0 : -1;
     owners_free(&owners);
     return map;
 }
@@ -162,11 +141,11 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
             Action a = in->actions[next];
-            if (a.kind != ACT_ACQUIRE || !map->gathers[a.storage]) { continue; }
-            int slot = map->param_slot[a.storage];
+            if (a.kind != ACT_ACQUIRE || !map->rule[a.storage].gathers) { continue; }
+            int slot = map->rule[a.storage].param_slot;
             if (busy[a.storage] || (slot >= 0 && taken[slot])) { break; }
             a.kind = ACT_PREFETCH;
-            a.near = policy->partition > 1 && (seen[a.storage] || !training);
+            a.secondary = policy->partition > 1 && (seen[a.storage] || !training);
             busy[a.storage] = seen[a.storage] = true;
             ahead++;
             if (slot >= 0) { taken[slot] = true; }
@@ -174,10 +153,12 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
         }
         Action a = in->actions[i];
         schedule_add(&out, a);
-        ahead -= a.kind == ACT_ACQUIRE && map->gathers[a.storage];
+        ahead -= a.kind == ACT_ACQUIRE && map->rule[a.storage].gathers;
         if (a.kind != ACT_RELEASE) { continue; }
         busy[a.storage] = false;
-        if (map->param_slot[a.storage] >= 0) { taken[map->param_slot[a.storage]] = false; }
+        if (map->rule[a.storage].param_slot >= 0) {
+            taken[map->rule[a.storage].param_slot] = false;
+        }
     }
     free(busy);
     free(seen);
@@ -198,7 +179,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
             int storage = map->of_unit[a->unit][k],
-                span = map->reduces_often[storage] ? a->micro : 0;
+                span = map->rule[storage].reduces_often ? a->micro : 0;
             if (action_contributes(map, a, storage)) {
                 last[span * map->storages + storage] = i + 1;
             }
@@ -210,8 +191,8 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         // a unit's storages, from the last to the first
         for (int k = 1; action_computes(a.kind) && k >= 0; k--) {
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
-            bool often = storage >= 0 && map->reduces_often[storage];
-            bool due = storage >= 0 && !map->tied[storage] &&
+            bool often = storage >= 0 && map->rule[storage].reduces_often;
+            bool due = storage >= 0 && !map->rule[storage].tied &&
                        last[(often ? a.micro : 0) * map->storages + storage] == i + 1;
             if (due) {
                 schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1));
@@ -219,7 +200,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         }
     }
     for (int storage = map->storages - 1; storage >= 0; storage--) {
-        if (map->tied[storage] && last[storage]) { lower_add(&out, ACT_REDUCE, storage); }
+        if (map->rule[storage].tied && last[storage]) { lower_add(&out, ACT_REDUCE, storage); }
     }
     free(last);
     schedule_replace(in, out);
@@ -230,8 +211,9 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
 static inline int lower_slot_user(const UnitMap *map, const Action *a, int storage) {
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int other = map->of_unit[a->unit][k];
-        const bool shares = other == storage || (map->grad_slot[storage] >= 0 &&
-                                                 map->grad_slot[other] == map->grad_slot[storage]);
+        const bool shares =
+            other == storage || (map->rule[storage].grad_slot >= 0 &&
+                                 map->rule[other].grad_slot == map->rule[storage].grad_slot);
         if (shares && action_contributes(map, a, other)) { return other; }
     }
     return -1;
@@ -253,16 +235,16 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        const bool on_host = a.kind == ACT_REDUCE && map->sums[a.storage];
+        const bool on_host = a.kind == ACT_REDUCE && map->rule[a.storage].sum;
         if (waits >= 0 && (a.kind == ACT_REDUCE || lower_slot_user(map, &a, waits) >= 0)) {
             lower_add(&out, ACT_EVICT_SUM, waits);
             waits = -1;
         }
         schedule_add(&out, a);
-        if (on_host && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) {
+        if (on_host && map->rule[a.storage].sum == SUM_IS_ADDED && !map->rule[a.storage].tied) {
             waits = a.storage;
         }
-        if (!on_host || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
+        if (!on_host || map->rule[a.storage].sum != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
         lower_add(&out, ACT_EVICT_SUM, a.storage);
         const int next = lower_next_in_slot(map, in, i, a.storage);
@@ -271,7 +253,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     if (waits >= 0) { lower_add(&out, ACT_EVICT_SUM, waits); }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        if (a.kind == ACT_REDUCE && map->sums[a.storage] && map->tied[a.storage]) {
+        if (a.kind == ACT_REDUCE && map->rule[a.storage].sum && map->rule[a.storage].tied) {
             lower_add(&out, ACT_EVICT_SUM, a.storage);
         }
     }
@@ -286,18 +268,18 @@ typedef struct {
     bool on_disk;     // only pieces on disk
     ActionKind kind;  // of the action that brings a piece
     int storage, piece;
-    bool again; // the pieces of the storage's wave come for the second time
+    bool second; // the pieces of the storage's wave come for the second time
 } PieceCursor;
 // Moves on to the next storage: of a wave, all storages come twice.
 static inline void lower_next_storage(PieceCursor *c) {
     const UnitMap *map = c->map;
-    const bool last = map->wave[c->storage] == c->storage;
+    const bool last = map->rule[c->storage].wave == c->storage;
     c->piece = 0;
     c->storage++;
     if (!last) { return; }
-    c->again = !c->again;
-    for (const int wave = c->storage - 1; c->again && c->storage > 0; c->storage--) {
-        if (map->wave[c->storage - 1] != wave) { break; }
+    c->second = !c->second;
+    for (const int wave = c->storage - 1; c->second && c->storage > 0; c->storage--) {
+        if (map->rule[c->storage - 1].wave != wave) { break; }
     }
 }
 // Adds the actions that bring the next `count` pieces.
@@ -305,13 +287,13 @@ static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
     const UnitMap *map = c->map;
     for (int i = 0; i < count; i++) {
         while (c->storage < map->storages &&
-               (!c->used[c->storage] || (c->on_disk && !map->on_disk[c->storage]) ||
-                c->piece >= map->pieces[c->storage])) {
+               (!c->used[c->storage] || (c->on_disk && !map->rule[c->storage].on_disk) ||
+                c->piece >= map->rule[c->storage].pieces)) {
             lower_next_storage(c);
         }
         if (c->storage == map->storages) { return; }
         Action a = action_make(c->kind, -1, c->storage, -1);
-        a.use = c->piece++ + (c->again ? map->pieces[c->storage] : 0);
+        a.use = c->piece++ + (c->second ? map->rule[c->storage].pieces : 0);
         schedule_add(s, a);
     }
 }
@@ -325,13 +307,13 @@ static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule
            update = action_make(kind, -1, storage, -1),
            back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
     const int first =
-        kind == ACT_UPDATE && map_has_matrices(map, storage) ? map->pieces[storage] : 0;
-    if (!map->pieces[storage]) { schedule_add(s, update); }
-    for (int piece = first; piece < first + map->pieces[storage]; piece++) {
+        kind == ACT_UPDATE && map_has_matrices(map, storage) ? map->rule[storage].pieces : 0;
+    if (!map->rule[storage].pieces) { schedule_add(s, update); }
+    for (int piece = first; piece < first + map->rule[storage].pieces; piece++) {
         update.use = back.use = write.use = piece;
         schedule_add(s, update);
         schedule_add(s, back);
-        if (map->on_disk[storage]) {
+        if (map->rule[storage].on_disk) {
             schedule_add(s, write);
             lower_next_pieces(reads, s, 1);
         }
@@ -341,17 +323,17 @@ static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule
 // Adds what comes before the UPDATEs of a wave of storages with matrices.
 static inline void lower_wave(PieceCursor *moves, PieceCursor *reads, Schedule *s, int first) {
     const UnitMap *map = moves->map;
-    for (int i = first; i <= map->wave[first]; i++) {
+    for (int i = first; i <= map->rule[first].wave; i++) {
         if (moves->used[i]) { lower_update(moves, reads, s, i, ACT_DIRECT); }
     }
-    for (int i = first; i <= map->wave[first]; i++) {
+    for (int i = first; i <= map->rule[first].wave; i++) {
         if (moves->used[i]) { lower_add(s, ACT_ORTHOGONALISE, i); }
     }
 }
 // Adds the FETCHes of the parameters of a storage, whose delayed update was made during the step.
 static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
-    for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
+    for (; fetch.use < map->rule[storage].pieces; fetch.use++) { schedule_add(s, fetch); }
 }
 // Adds delayed UPDATEs, one after each forward action of the step's first micro-batches, in the
 // order in which the gradients that they need are overwritten.
@@ -405,11 +387,11 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
         const bool opens = map_has_matrices(map, storage) &&
-                           (!storage || map->wave[storage - 1] != map->wave[storage]);
+                           (!storage || map->rule[storage - 1].wave != map->rule[storage].wave);
         if (opens) { lower_wave(&moves, &reads, s, storage); }
         if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
         if (used[storage] && !map->delays) { lower_update(&moves, &reads, s, storage, ACT_UPDATE); }
-        if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
+        if (used[storage] && !map->rule[storage].gathers) { schedule_add(s, gather); }
     }
     free(used);
 }

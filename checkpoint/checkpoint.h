@@ -36,10 +36,10 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
                                  const char *flags, const StateReport *reports) {
     TextBuffer t = {};
     text_add(&t, "train_gpt checkpoint 1\n");
-    manifest_add_model(&t, s->model, s->optimizer);
+    manifest_add_model(&t, s->plan.model, s->plan.optimizer);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
              p->position, p->updates);
-    if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
+    if (s->flight.pending) { text_add(&t, "pending %a\n", p->pending_norm); }
     if (p->delinked) {
         text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted);
     }
@@ -53,8 +53,8 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     manifest_add_text(&t, "order", p->order);
     manifest_add_text(&t, "tokenizer", p->tokenizer);
     text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags,
-             s->comm->ranks);
-    for (int r = 0; r < s->comm->ranks; r++) {
+             s->memory.comm->ranks);
+    for (int r = 0; r < s->memory.comm->ranks; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes,
                  (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
@@ -74,10 +74,10 @@ static inline Text state_file_path(const char *folder, int64_t file) {
 // warning: returns false, and training continues. All ranks call it.
 static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, const char *flags,
                                    Text *path) {
-    Comm *comm = s->comm;
+    Comm *comm = s->memory.comm;
     const bool first = comm->rank == 0;
     store_wait_all(s);
-    for (int i = 0; i < s->model->storages; i++) { store_forget_errors(s, i); }
+    for (int i = 0; i < s->plan.model->storages; i++) { store_forget_errors(s, i); }
     *path = checkpoint_folder(out, p->step, "");
     int turn = first ? checkpoint_half_make(out, p->step) : 0;
     comm_broadcast(comm, &turn, sizeof turn, 0);
@@ -118,7 +118,8 @@ static inline bool checkpoint_load_states(const char *folder, const char *manife
             return false;
         }
         if (!state_file_read(state_file_path(folder, i).at, s, from,
-                             i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why)) {
+                             i % s->memory.comm->ranks == s->memory.comm->rank, bytes, checksum,
+                             filled, why)) {
             return false;
         }
     }
@@ -132,11 +133,11 @@ static inline bool checkpoint_load_states(const char *folder, const char *manife
 // invalid or of another model.
 static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p,
                                    Text *why) {
-    const bool resumes = from == s->model;
+    const bool resumes = from == s->plan.model;
     char *text = manifest_read(folder, why);
     if (!text) { return false; }
     TextBuffer model = {};
-    manifest_add_model(&model, from, s->optimizer);
+    manifest_add_model(&model, from, s->plan.optimizer);
     const char *line = manifest_line(text, "model");
     const int length = line ? (int)strcspn(line, "\n") : 0;
     int64_t files = 0, *filled = new_array(int64_t, FILE_KINDS * from->storages, "checkpoint");
@@ -150,16 +151,16 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         *why = text_of("%s/manifest: a field is missing or out of range", folder);
         good = false;
     }
-    for (int i = 0; good && s->policy.p2p && i < s->model->storages; i++) {
-        s->progress[i].version = resumes ? p->step : 0;
+    for (int i = 0; good && s->plan.policy.p2p && i < s->plan.model->storages; i++) {
+        s->flight.progress[i].version = resumes ? p->step : 0;
     }
     good = good && checkpoint_load_states(folder, text, files, s, from, filled, why);
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
-    s->pending =
-        resumes && pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
+    s->flight.pending =
+        resumes && pending && store_delays(&s->plan) && filled[STATE_GRADIENT * from->storages] > 0;
     // storage 0 (wte) stands for all: if any stage is delayed, the first one is
-    s->knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0;
+    s->flight.knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0;
     free(filled);
     free(model.text);
     free(text);
@@ -168,10 +169,10 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
 
 // Sets how many updates the states have had.
 static inline void store_count_updates(Store *s, const Progress *p) {
-    for (int i = 0; i < s->model->storages; i++) {
-        s->progress[i].updates = p->updates;
-        s->progress[i].restarted =
-            gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
+    for (int i = 0; i < s->plan.model->storages; i++) {
+        s->flight.progress[i].updates = p->updates;
+        s->flight.progress[i].restarted =
+            gpt_storage_class(s->plan.model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
 // Reads the model of a checkpoint's folder, and the name of the optimizer that trained it. Returns
@@ -282,7 +283,7 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
     Progress of = {};
     Text why;
     bool good = checkpoint_load(folder, s, from, &of, &why);
-    if (!comm_agree_min(s->comm, good)) {
+    if (!comm_agree_min(s->memory.comm, good)) {
         die(EXIT_INPUT, "another checkpoint may be whole", "--model %s: %s", folder,
             good ? "not valid on another rank" : why.at);
     }
@@ -296,14 +297,14 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
 // is valid. All ranks call it.
 static inline Text checkpoint_resume(const char *out, Store *s, Progress *p) {
     int count;
-    int64_t *steps = checkpoint_steps(out, s->comm, &count);
-    const int rank = s->comm->rank, ranks = s->comm->ranks;
+    int64_t *steps = checkpoint_steps(out, s->memory.comm, &count);
+    const int rank = s->memory.comm->rank, ranks = s->memory.comm->ranks;
     Text newest = text_of("%s", ""); // why the newest one is not valid
     for (int i = 0; i < count; i++) {
         const Text path = checkpoint_folder(out, steps[i], "");
         Text why;
-        const bool good = checkpoint_load(path.at, s, s->model, p, &why);
-        const int first_bad = comm_agree_min(s->comm, good ? ranks : rank);
+        const bool good = checkpoint_load(path.at, s, s->plan.model, p, &why);
+        const int first_bad = comm_agree_min(s->memory.comm, good ? ranks : rank);
         if (first_bad == ranks) {
             store_count_updates(s, p);
             store_masters_changed(s);

@@ -236,22 +236,22 @@ static inline void hf_read_part(void *context, const HfTensor *t) {
 // its own slices. Every rank calls it.
 static inline void huggingface_load(const char *folder, Store *s) {
     Safetensors files = safetensors_open(folder);
-    for (int storage = 0; storage < s->model->storages; storage++) {
+    for (int storage = 0; storage < s->plan.model->storages; storage++) {
         TensorPart parts[MOST_TENSORS];
         int64_t first;
-        store_own(s, storage, &first);
-        for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
-            int64_t begin, count = store_own_part(s, storage, &parts[i], &begin);
+        store_own(&s->plan, storage, &first);
+        for (int i = gpt_storage_parts(s->plan.model, storage, parts) - 1; i >= 0; i--) {
+            int64_t begin, count = store_own_part(&s->plan, storage, &parts[i], &begin);
             if (!count) { continue; }
             HfSlice slice = {.files = &files,
                              .store = s,
                              .folder = folder,
-                             .inside = hf_parts_of(s->model).parts[0].name,
+                             .inside = hf_parts_of(s->plan.model).parts[0].name,
                              .storage = storage,
                              .to = begin - first,
                              .begin = begin - parts[i].offset,
                              .end = begin - parts[i].offset + count};
-            hf_each_part(s->model, parts[i].tensor, parts[i].layer, hf_read_part, &slice);
+            hf_each_part(s->plan.model, parts[i].tensor, parts[i].layer, hf_read_part, &slice);
         }
     }
     safetensors_close(&files);
@@ -261,7 +261,7 @@ static inline void huggingface_load(const char *folder, Store *s) {
 // --- writing -------------------------------------------------------------------------------------
 // A safetensors file that is written in any order: it is mapped, with its space reserved.
 typedef struct {
-    const Store *store;
+    const StatePlan *store;
     Text path, temporary;
     TextBuffer header;
     char *map;
@@ -274,7 +274,7 @@ typedef struct {
 } TensorWriter;
 
 // Returns the first byte of a tensor's layer among all tensors. Padding is left out.
-static inline size_t hf_offset(const Store *s, int tensor, int64_t layer) {
+static inline size_t hf_offset(const StatePlan *s, int tensor, int64_t layer) {
     const GptModel *m = s->model;
     int64_t elements = 0;
     for (int t = 0; t < tensor; t++) {
@@ -311,7 +311,7 @@ static inline void hf_write_part(void *context, const HfTensor *t) {
     }
 }
 // Writes a piece of a storage (PieceWriter). The file has every layer, shared or not.
-static inline void hf_write_piece(void *writer, const Store *s, int storage, int64_t begin,
+static inline void hf_write_piece(void *writer, const StatePlan *s, int storage, int64_t begin,
                                   int64_t count) {
     TensorWriter *w = (TensorWriter *)writer;
     TensorPart parts[MOST_TENSORS];
@@ -331,7 +331,7 @@ static inline void hf_write_piece(void *writer, const Store *s, int storage, int
     keep_alive();
 }
 // Makes the header, and the file with its space.
-static inline void hf_writer_open(TensorWriter *w, const Store *s, const char *folder) {
+static inline void hf_writer_open(TensorWriter *w, const StatePlan *s, const char *folder) {
     memset(w, 0, sizeof *w);
     w->store = s;
     w->path = text_of("%s/model.safetensors", folder);
@@ -415,7 +415,7 @@ static inline int hf_write_text(const char *folder, const char *name, const char
     writer_add(&w, text, bytes);
     return writer_close(&w);
 }
-static inline int hf_write_config(const Store *s, const char *folder, const HfKept *kept) {
+static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;
     const HfModel *model = hf_model_of(m->arch->name);
     TextBuffer t = {};
@@ -444,19 +444,19 @@ static inline int hf_write_config(const Store *s, const char *folder, const HfKe
 // The tensors come first, so a new folder with a config.json is complete. Returns 0 or an errno.
 // All ranks call it; rank 0 writes.
 static inline int huggingface_write(const char *folder, const HfKept *kept, Store *s) {
-    const bool writes = s->comm->rank == 0;
+    const bool writes = s->memory.comm->rank == 0;
     TensorWriter w = {};
     if (writes) {
         const int made = mkdir(folder, 0777) && errno != EEXIST ? errno : 0;
-        hf_writer_open(&w, s, folder);
+        hf_writer_open(&w, &s->plan, folder);
         if (made) { w.error = made; }
     }
-    for (int storage = 0; storage < s->model->storages; storage++) {
+    for (int storage = 0; storage < s->plan.model->storages; storage++) {
         model_write_storage(writes ? &w : NULL, hf_write_piece, s, storage);
     }
     if (!writes) { return 0; }
     int error = hf_writer_close(&w);
-    if (!error) { error = hf_write_config(s, folder, kept); }
+    if (!error) { error = hf_write_config(&s->plan, folder, kept); }
     folder_hide_time(folder);
     sync_folder(folder);
     return error;

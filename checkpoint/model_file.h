@@ -133,8 +133,8 @@ static inline void model_take(const Store *s, int storage, int64_t to, int64_t n
     const int64_t bad = first_not_finite(state_piece.floats, n);
     if (bad < n) {
         int64_t first;
-        store_own(s, storage, &first);
-        const Text name = model_tensor_name(s->model, storage, first + to + bad);
+        store_own(&s->plan, storage, &first);
+        const Text name = model_tensor_name(s->plan.model, storage, first + to + bad);
         const Text why = model_not_finite(path, tensor ? tensor : name.at, state_piece.floats[bad]);
         die(EXIT_INPUT, "the run that wrote it had diverged, or the file is damaged", "%s", why.at);
     }
@@ -165,15 +165,15 @@ static inline void model_file_read(const Store *s, int storage, int64_t to, Mode
 static inline void model_file_load(const char *path, Store *s, DType dtype) {
     size_t bytes;
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
-    for (int storage = 0; storage < s->model->storages; storage++) {
+    for (int storage = 0; storage < s->plan.model->storages; storage++) {
         TensorPart parts[MOST_TENSORS];
         int64_t first;
-        store_own(s, storage, &first);
-        for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
-            int64_t begin, count = store_own_part(s, storage, &parts[i], &begin);
+        store_own(&s->plan, storage, &first);
+        for (int i = gpt_storage_parts(s->plan.model, storage, parts) - 1; i >= 0; i--) {
+            int64_t begin, count = store_own_part(&s->plan, storage, &parts[i], &begin);
             if (!count) { continue; }
-            int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin -
-                              parts[i].offset;
+            int64_t element = model_file_offset(s->plan.model, parts[i].tensor, parts[i].layer) +
+                              begin - parts[i].offset;
             const ModelFilePart part = {
                 path, map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype), dtype};
             model_file_read(s, storage, begin - first, part, count);
@@ -185,8 +185,8 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
 
 // Writes the elements begin .. begin + count - 1 of a storage (in state_piece) to the positions of
 // their tensors in the file. The file has every layer, shared or not.
-static inline void model_file_write_piece(void *writer, const Store *s, int storage, int64_t begin,
-                                          int64_t count) {
+static inline void model_file_write_piece(void *writer, const StatePlan *s, int storage,
+                                          int64_t begin, int64_t count) {
     FileWriter *w = (FileWriter *)writer;
     TensorPart parts[MOST_TENSORS];
     const int64_t size = dtype_size(s->dtype);
@@ -208,24 +208,25 @@ static inline void model_file_write_piece(void *writer, const Store *s, int stor
 // Sends a storage's slices from their owners to rank 0, which writes them with `write`, a piece at
 // a time, so that no rank needs memory for more. Owners and rank 0 call it; w is NULL on other
 // ranks.
-typedef void (*PieceWriter)(void *w, const Store *s, int storage, int64_t begin, int64_t count);
+typedef void (*PieceWriter)(void *w, const StatePlan *s, int storage, int64_t begin, int64_t count);
 static inline void model_write_storage(void *w, PieceWriter write, Store *s, int storage) {
-    const ProcessGroup *process_group = store_process_group(s, storage);
-    const int64_t *bounds = store_slices(s, storage), size = dtype_size(s->dtype),
+    const ProcessGroup *process_group = store_process_group(&s->plan, storage);
+    const int64_t *bounds = store_slices(&s->plan, storage), size = dtype_size(s->plan.dtype),
                   most = STATE_PIECE / size;
     for (int i = 0; i < process_group->all.n; i++) {
         const int ends[2] = {0, process_group->all.ranks[i]};
-        const bool owner = s->comm->rank == ends[1];
+        const bool owner = s->memory.comm->rank == ends[1];
         if (!w && !owner) { continue; }
-        Group pair = group_make(ends, ends[1] ? 2 : 1, s->comm->rank, s->comm->node_of);
+        Group pair =
+            group_make(ends, ends[1] ? 2 : 1, s->memory.comm->rank, s->memory.comm->node_of);
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(most, bounds[i + 1] - at);
             if (owner) {
                 store_read_state(s, STATE_PARAMETERS, storage, at - bounds[i], n,
                                  state_piece.bytes);
             }
-            comm_broadcast_in(s->comm, &pair, state_piece.bytes, n * size, pair.n - 1);
-            if (w) { write(w, s, storage, at, n); }
+            comm_broadcast_in(s->memory.comm, &pair, state_piece.bytes, n * size, pair.n - 1);
+            if (w) { write(w, &s->plan, storage, at, n); }
         }
         group_free(&pair);
     }
@@ -233,22 +234,22 @@ static inline void model_write_storage(void *w, PieceWriter write, Store *s, int
 // Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks
 // call it; rank 0 writes.
 static inline int model_file_write(const char *path, Store *s) {
-    const GptConfig *c = &s->model->config;
+    const GptConfig *c = &s->plan.model->config;
     int32_t header[256] = {MODEL_MAGIC,
-                           s->dtype == DTYPE_BF16 ? MODEL_BF16 : MODEL_FP32,
+                           s->plan.dtype == DTYPE_BF16 ? MODEL_BF16 : MODEL_FP32,
                            (int32_t)c->max_seq_len,
                            (int32_t)c->vocab,
                            (int32_t)c->layers,
                            (int32_t)c->heads,
                            (int32_t)c->channels,
                            (int32_t)c->padded_vocab};
-    bool writes = s->comm->rank == 0;
+    bool writes = s->memory.comm->rank == 0;
     FileWriter w;
     if (writes) {
         writer_open(&w, path);
         writer_add(&w, header, sizeof header);
     }
-    for (int storage = 0; storage < s->model->storages; storage++) {
+    for (int storage = 0; storage < s->plan.model->storages; storage++) {
         model_write_storage(writes ? &w : NULL, model_file_write_piece, s, storage);
     }
     return writes ? writer_close(&w) : 0;

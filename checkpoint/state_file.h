@@ -27,12 +27,12 @@ typedef struct {
 // Read and write n elements of a state, from element `at` of what this rank has of it on. The store
 // has the previous version of the parameters (cyclic.h) in working precision, files have fp32.
 static uint16_t state_halves[STATE_PIECE_FLOATS];
-static inline bool state_is_half(const Store *s, StateKind kind) {
+static inline bool state_is_half(const StatePlan *s, StateKind kind) {
     return kind == STATE_PREVIOUS && s->dtype == DTYPE_BF16;
 }
 static inline void state_to_piece(const Store *s, StateKind kind, int storage, int64_t at,
                                   int64_t n) {
-    const bool half = state_is_half(s, kind);
+    const bool half = state_is_half(&s->plan, kind);
     store_read_state(s, kind, storage, at, n, half ? (void *)state_halves : state_piece.floats);
     for (int64_t i = 0; half && i < n; i++) {
         state_piece.floats[i] = bf16_to_float(state_halves[i]);
@@ -40,22 +40,22 @@ static inline void state_to_piece(const Store *s, StateKind kind, int storage, i
 }
 static inline void state_from_floats(const Store *s, StateKind kind, int storage, int64_t at,
                                      int64_t n, const float *floats) {
-    const bool half = state_is_half(s, kind);
+    const bool half = state_is_half(&s->plan, kind);
     for (int64_t i = 0; half && i < n; i++) { state_halves[i] = float_to_bf16(floats[i]); }
     store_write_state(s, kind, storage, at, n, half ? (const void *)state_halves : floats);
-    if (kind == STATE_PREVIOUS) { ops_wait(s->stream); }
+    if (kind == STATE_PREVIOUS) { ops_wait(s->memory.stream); }
 }
 // Returns what this rank writes of a state: its slice, or a whole previous version. Several ranks
 // may have that version; its keeper writes it.
 static inline StatePiece state_piece_written(const Store *s, int kind, int storage) {
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
-        piece.count =
-            store_keeps_previous(s, storage) && s->comm->rank == s->policy.p2p->keeper[storage]
-                ? gpt_storage_elements(s->model, storage)
-                : 0;
-    } else if (store_holds(s, storage)) {
-        piece.count = store_own(s, storage, &piece.begin);
+        piece.count = store_keeps_previous(&s->plan, storage) &&
+                              s->memory.comm->rank == s->plan.policy.p2p->storage[storage].keeper
+                          ? gpt_storage_elements(s->plan.model, storage)
+                          : 0;
+    } else if (store_holds(&s->plan, storage)) {
+        piece.count = store_own(&s->plan, storage, &piece.begin);
     }
     return piece;
 }
@@ -68,7 +68,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
     FileWriter w;
     writer_open(&w, path);
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
-    const int storages = s->model->storages;
+    const int storages = s->plan.model->storages;
     bool finite = true;
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
@@ -76,7 +76,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
             const StateKind kind = i / storages;
             const StatePiece piece = state_piece_written(s, kind, i % storages);
             if (!store_has_state(s, kind) ||
-                (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, i % storages))) {
+                (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(&s->plan, i % storages))) {
                 continue;
             }
             header.pieces += pass == 0;
@@ -113,19 +113,19 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
 }
 
 // Does the store use this kind of state from a file?
-static inline bool state_taken(const Store *s, StateKind kind) {
+static inline bool state_taken(const StatePlan *s, StateKind kind) {
     return kind == STATE_GRADIENT                ? store_delays(s)
            : optimizer_keeps(s->optimizer, kind) ? store_keeps_moment(s, kind)
                                                  : kind != STATE_RETIRED;
 }
 // Returns how many elements of a state of a storage this rank has; *first: the first of them.
-static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
+static inline int64_t state_own(const StatePlan *s, StateKind kind, int storage, int64_t *first) {
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
 // Does this rank need any element of a piece of `from`, for the storage itself or for its copies?
-static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
+static inline bool state_wanted(const StatePlan *s, const GptModel *from, const StatePiece *p) {
     for (int i = 0; state_taken(s, p->state) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
         int64_t first, own = state_own(s, p->state, i, &first);
@@ -137,9 +137,9 @@ static inline bool state_wanted(const Store *s, const GptModel *from, const Stat
 // `from`, from element `at` on. It goes to the storage itself or to its copies.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
                                     int64_t at, int64_t n) {
-    for (int i = 0; state_taken(s, kind) && i < s->model->storages; i++) {
-        if (gpt_storage_source(from, s->model, i) != storage) { continue; }
-        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first),
+    for (int i = 0; state_taken(&s->plan, kind) && i < s->plan.model->storages; i++) {
+        if (gpt_storage_source(from, s->plan.model, i) != storage) { continue; }
+        int64_t first = 0, own = state_own(&s->plan, kind, i, &first), low = max_i64(at, first),
                 high = min_i64(at + n, first + own);
         if (low >= high) { continue; }
         state_from_floats(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
@@ -151,7 +151,7 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
 static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p,
                                     Checksum *sum, Text *why) {
     const int64_t end = p->begin + p->count;
-    if (!sum && !state_wanted(s, from, p)) {
+    if (!sum && !state_wanted(&s->plan, from, p)) {
         return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR);
     }
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {

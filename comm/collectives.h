@@ -116,7 +116,7 @@ static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
     }
     if (done) {
         slot->open -= done;
-        c->fresh = c->clock;
+        c->last_progress = c->clock;
     }
     if (!slot->open) { slot->requests = 0; }
     return !slot->open;

@@ -102,7 +102,7 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
     c->transport.poll = NULL;
     c->transport.waits = op;
     c->looked = seconds_now();
-    c->fresh = c->clock;
+    c->last_progress = c->clock;
     for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) {
         comm_progress();
     }
@@ -174,7 +174,7 @@ static inline void nccl_poll(Comm *c) {
     const bool moved[2] = {lane_moved(&n->lanes[0]), lane_moved(&n->lanes[1])};
     t->waits = n->calling ? n->calling : nccl_awaited_collective(&n->lanes[0]);
     if (!t->waits) { t->waits = nccl_awaited_message(&n->lanes[1]); }
-    if (t->waits != before || moved[0] || moved[1]) { c->fresh = c->clock; }
+    if (t->waits != before || moved[0] || moved[1]) { c->last_progress = c->clock; }
     if (t->waits && !before) { c->looked = now; }
     if (now - n->looked < NCCL_LOOK_S) { return; }
     n->looked = now;

@@ -20,7 +20,7 @@ static inline bool comm_message_done(Comm *c, int64_t t) {
     int done = 1;
     if (comm_message_noted(c, t)) { return true; }
     comm_check(c, MPI_Test(&c->message_request[at], &done, MPI_STATUS_IGNORE), c->message[at].peer);
-    if (done) { c->fresh = c->clock; }
+    if (done) { c->last_progress = c->clock; }
     return done;
 }
 static inline void comm_advance_messages(Comm *c) {
@@ -35,7 +35,7 @@ static inline void comm_note_messages(Comm *c) {
         comm_check(
             c, MPI_Testsome((int)n, &c->message_request[at], &done, indices, MPI_STATUSES_IGNORE),
             -1);
-        if (done > 0) { c->fresh = c->clock; } // MPI_UNDEFINED is negative
+        if (done > 0) { c->last_progress = c->clock; } // MPI_UNDEFINED is negative
         t += n;
     }
 }

@@ -53,14 +53,14 @@ static inline void comm_wait_by_mpi(Comm *c, CommRequest r) {
     double start = seconds_now();
     if (r.message) { c->awaited = r.number; }
     c->looked = start;
-    c->fresh = c->clock;
+    c->last_progress = c->clock;
     comm_advance(c);
     for (int64_t turn = 0; !comm_done_by_mpi(c, r); turn++) {
-        double before = c->fresh;
+        double before = c->last_progress;
         comm_idle(c, turn);
         comm_advance(c);
         if (c->idle_callback) { c->idle_callback(c->idle_context); }
-        if (c->fresh != before) { turn = 0; }
+        if (c->last_progress != before) { turn = 0; }
     }
     c->waited_s += seconds_now() - start;
     if (r.message) { c->awaited = 0; }

@@ -85,13 +85,13 @@ typedef struct {
 // What this rank knows about another one.
 typedef struct {
     CommPlace place;
-    bool visible;    // its entry in /proc can be read from here
-    bool awaited;    // an operation of this rank waits for its messages
-    double fresh;    // time of its last known progress, on the watch's clock
-    double asked;    // time of the last question to it
-    double answered; // time of its last answer
-    double stopped;  // since when it is seen stopped; negative: not stopped
-    int64_t sent[2]; // the last question and answer, while in flight
+    bool visible;         // its entry in /proc can be read from here
+    bool awaited;         // an operation of this rank waits for its messages
+    double last_progress; // time of its last known progress, on the watch's clock
+    double asked;         // time of the last question to it
+    double answered;      // time of its last answer
+    double stopped;       // since when it is seen stopped; negative: not stopped
+    int64_t sent[2];      // the last question and answer, while in flight
     MPI_Request sending[2];
 } CommPeer;
 
@@ -150,12 +150,12 @@ struct Comm {
     int64_t *small_bounds; // [ranks + 1] for setup exchanges
     int *small_values;     // [ranks]
     // private: the watch
-    CommPeer *peers; // [ranks]
-    double clock;    // seconds for which this rank has been seen waiting
-    double looked;   // seconds_now() of the watch's last look
-    double fresh;    // on that clock: the last progress of what this rank waits for
-    double answered; // seconds_now() of the last look for questions
-    int64_t heard;   // the question or answer that arrives next
+    CommPeer *peers;      // [ranks]
+    double clock;         // seconds for which this rank has been seen waiting
+    double looked;        // seconds_now() of the watch's last look
+    double last_progress; // on that clock: the last progress of what this rank waits for
+    double answered;      // seconds_now() of the last look for questions
+    int64_t heard;        // the question or answer that arrives next
     MPI_Request hearing;
 };
 

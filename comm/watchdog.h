@@ -232,12 +232,12 @@ static inline void comm_listen(Comm *c, bool working) {
     for (MPI_Test(&c->hearing, &come, &status); come; MPI_Test(&c->hearing, &come, &status)) {
         CommPeer *p = &c->peers[status.MPI_SOURCE];
         if (status.MPI_TAG == TAG_ANSWER) {
-            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3);
+            p->last_progress = fmax(p->last_progress, c->clock - (double)c->heard * 1e-3);
             p->answered = c->clock;
         } else {
-            double fresh = working ? c->clock : c->fresh;
+            double fresh = working ? c->clock : c->last_progress;
             for (int r = 0; r < c->ranks && !working; r++) {
-                fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh;
+                fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].last_progress) : fresh;
             }
             comm_send_watch_message(c, status.MPI_SOURCE, TAG_ANSWER,
                                     (int64_t)((c->clock - fresh) * 1e3));
@@ -268,7 +268,7 @@ static inline void comm_look_at(Comm *c, int rank) {
     int64_t began = 0;
     bool there = process_look(p->place.pid, &state, &began) && began == p->place.began &&
                  state != 'Z' && state != 'X';
-    if (!there) { comm_lost(c, rank, "it has ended; waited", c->clock - c->fresh); }
+    if (!there) { comm_lost(c, rank, "it has ended; waited", c->clock - c->last_progress); }
     if (state != 'T') {
         p->stopped = -1;
     } else if (p->stopped < 0) {
@@ -284,7 +284,7 @@ static inline void comm_watch(Comm *c) {
     c->clock += fmin(now - c->looked, WATCH_STEP_S);
     c->looked = now;
     comm_listen(c, false);
-    if (c->timeout_s <= 0 || c->clock - c->fresh < 0.5) { return; }
+    if (c->timeout_s <= 0 || c->clock - c->last_progress < 0.5) { return; }
     comm_mark_awaited(c);
     for (int r = 0; r < c->ranks; r++) {
         CommPeer *p = &c->peers[r];
@@ -294,8 +294,8 @@ static inline void comm_watch(Comm *c) {
             p->asked = c->clock;
             comm_send_watch_message(c, r, TAG_QUESTION, 0);
         }
-        const double silent = c->clock - fmax(p->fresh, c->fresh),
-                     limit = c->timeout_s + (p->answered > c->fresh ? COMM_SPEAKS_S : 0);
+        const double silent = c->clock - fmax(p->last_progress, c->last_progress),
+                     limit = c->timeout_s + (p->answered > c->last_progress ? COMM_SPEAKS_S : 0);
         if (silent > limit) { comm_lost(c, r, "no sign of progress", silent); }
     }
 }

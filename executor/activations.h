@@ -355,7 +355,8 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
 // Returns the bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape,
                                               int threads) {
-    bool kept = shape->clip.on && !shape->clip.again && !clip_instantiates_head(m, shape->T);
+    bool kept =
+        shape->clip.on && !shape->clip.recomputes_logits && !clip_instantiates_head(m, shape->T);
     return gpt_workspace_bytes(m, shape->rows, shape->T, threads, kept ? 0 : shape->logits);
 }
 
@@ -451,8 +452,8 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
             const int64_t rows = min_i64(shape->logits, shape->rows * shape->T);
             shape->logits = max_i64(LEAST_LOGITS, rows - rows / 8);
         } else {
-            shape->clip.again = !shape->clip.flat && shape->clip.tied &&
-                                executor_bytes(m, *shape, threads) > TOO_MUCH * most;
+            shape->clip.recomputes_logits = !shape->clip.flat && shape->clip.tied &&
+                                            executor_bytes(m, *shape, threads) > TOO_MUCH * most;
             break;
         }
     }
@@ -487,7 +488,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     for (int i = 0; i < STASH_SLOTS && stash; i++) { ops_link_open(&e->stash_link[i], stream); }
     size_t N = mine * e->shape.T;
     // steps overlap: the host arrays hold two of them
-    if (store->policy.p2p) {
+    if (store->plan.policy.p2p) {
         N *= 2;
         e->host_rows = mine;
         e->step_micros = micro_batches;

@@ -72,17 +72,17 @@ static inline bool executor_splits_samples(const Executor *e, const Pass *pass) 
     return e->step_micros && pass->windows;
 }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
-    Action of = *a;
+    Action drawn = *a;
     if (executor_splits_samples(e, pass) && a->micro >= 0) {
-        of.rows = piece_rows(&e->store->policy.p2p->pieces, pass->samples, pass->begins, a->micro,
-                             &of.first_row);
+        drawn.rows = piece_rows(&e->store->plan.policy.p2p->pieces, pass->samples, pass->begins,
+                                a->micro, &drawn.first_row);
     }
-    return of;
+    return drawn;
 }
 // Returns the number of samples that this rank computes in a step, where steps overlap; *first: the
 // first of them.
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) {
-    const Pieces *p = &e->store->policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
+    const Pieces *p = &e->store->plan.policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
     return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first)
                        : pass->samples;
@@ -106,7 +106,7 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
                                         const Pass *pass) {
     int64_t T = pass->data->options.T;
     for (int i = 0; i < schedule->count; i++) {
-        const Action of = executor_action(e, &schedule->actions[i], pass), *a = &of;
+        const Action drawn = executor_action(e, &schedule->actions[i], pass), *a = &drawn;
         for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
             const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
             double sum = 0;
@@ -251,11 +251,11 @@ static inline void run_norms(Executor *e, const Work *w, UnitCall *c, const Clip
         clip_embedding_norms(c, clip, work_head(e, w));
         return;
     }
-    UnitCall of = clip_call(c, clip, w->unit);
+    UnitCall clipped = clip_call(c, clip, w->unit);
     if (w->unit == e->model->units - 1) {
-        clip_head_norms(&of, clip);
+        clip_head_norms(&clipped, clip);
     } else {
-        unit_pass(&of, PART_SAMPLE_NORMS);
+        unit_pass(&clipped, PART_SAMPLE_NORMS);
     }
 }
 // Adds the gradients of a unit, summed over the samples, each times its clipping factor.
@@ -264,11 +264,11 @@ static inline void run_sum(Executor *e, const Work *w, UnitCall *c, const Clip *
         clip_embedding_sum(c, clip, work_head(e, w));
         return;
     }
-    UnitCall of = clip_call(c, clip, w->unit);
+    UnitCall clipped = clip_call(c, clip, w->unit);
     if (w->unit == e->model->units - 1) {
-        clip_head_sum(&of, clip);
+        clip_head_sum(&clipped, clip);
     } else {
-        unit_pass(&of, PART_SAMPLE_SUM);
+        unit_pass(&clipped, PART_SAMPLE_SUM);
     }
 }
 // Runs the weight part of a unit that is a clipping group of its own.
@@ -278,7 +278,7 @@ static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, c
         clip_block_instantiated(c, clip);
         return;
     }
-    if (w->unit == 0 && clip->policy.again) {
+    if (w->unit == 0 && clip->policy.recomputes_logits) {
         clip_embedding_again(c, clip, work_head(e, w));
         return;
     }
@@ -365,7 +365,7 @@ static inline void executor_await(Executor *e, const Action *a) {
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
-    if (e->store->policy.p2p) {
+    if (e->store->plan.policy.p2p) {
         deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
@@ -387,10 +387,10 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     } else {
         ops_to_host_later(link, host, device, bytes);
     }
-    e->store->moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
+    e->store->flight.moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
-    const Action of = executor_action(e, action, pass), *a = &of;
+    const Action drawn = executor_action(e, action, pass), *a = &drawn;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
@@ -424,7 +424,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
         const UnitCall c = executor_call(e, &w);
-        unit_losses(&c, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits);
+        unit_losses(&c, !e->clips || e->shape.clip.recomputes_logits ? NULL : e->clip[0].dlogits);
     }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass),
                       head_losses(e->model, &w.acts->unit[w.unit]), w.N * sizeof(float));

@@ -68,7 +68,7 @@ static inline RequestKind deferred_messages(const P2p *r, const Action *a, bool 
     if (!action_is(a->kind, ON_PARAMETERS)) { return sent ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; }
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
     return (RequestKind)((sent ? REQUEST_SEND : REQUEST_RECV) +
-                         (int)(version % r->places[a->storage]));
+                         (int)(version % r->storage[a->storage].places));
 }
 // Lists the RequestKinds of its storage that an operation waits for, once all before it are done.
 // Returns how many there are.
@@ -94,7 +94,7 @@ static inline CommRequest deferred_awaits_link(DeferredQueue *q, const DeferredO
     if (!action_sends(op->action.kind)) { return open; }
     for (int i = 0; i < q->sending; i++) {
         const DeferredSend *send = &q->sends[i];
-        if (comm_known_complete(q->store->comm, send->request)) { continue; }
+        if (comm_known_complete(q->store->memory.comm, send->request)) { continue; }
         const bool before = send->peer == op->action.peer && send->place < op->place;
         if (before) { open = send->request; }
         q->sends[left++] = *send;
@@ -106,7 +106,7 @@ static inline CommRequest deferred_awaits_link(DeferredQueue *q, const DeferredO
 static inline void deferred_note_send(DeferredQueue *q, const DeferredOp *op) {
     const Action *a = &op->action;
     if (!action_sends(a->kind)) { return; }
-    const RequestKind kind = deferred_messages(q->store->policy.p2p, a, true);
+    const RequestKind kind = deferred_messages(q->store->plan.policy.p2p, a, true);
     const PendingRequests *m = store_requests(q->store, a->storage, kind);
     const DeferredSend send = {a->peer, op->place, m->open[m->count - 1]};
     q->sends = grow_array(DeferredSend, q->sends, q->sending, &q->capacity, "messages");
@@ -116,7 +116,7 @@ static inline void deferred_note_send(DeferredQueue *q, const DeferredOp *op) {
 static inline CommRequest deferred_awaits(DeferredQueue *q, const DeferredOp *op) {
     Store *s = q->store;
     RequestKind kinds[2];
-    const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
+    const int n = deferred_requests(s->plan.policy.p2p, &op->action, kinds);
     CommRequest open = {.number = 0};
     for (int i = 0; i < n && !open.number; i++) {
         open = requests_open(s, store_requests(s, op->action.storage, kinds[i]));
@@ -128,9 +128,9 @@ static inline CommRequest deferred_awaits(DeferredQueue *q, const DeferredOp *op
 static inline void deferred_run_ready(void *queue) {
     DeferredQueue *q = (DeferredQueue *)queue;
     int left = 0;
-    if (!q->count || q->store->in_deferred) { return; }
-    q->store->in_deferred = true;
-    comm_note_messages(q->store->comm);
+    if (!q->count || q->store->flight.in_deferred) { return; }
+    q->store->flight.in_deferred = true;
+    comm_note_messages(q->store->memory.comm);
     for (int i = 0; i < q->count; i++) {
         const DeferredOp op = q->ops[i];
         bool can = DEFERRED_HOOK(&op);
@@ -145,7 +145,7 @@ static inline void deferred_run_ready(void *queue) {
         }
     }
     q->count = left;
-    q->store->in_deferred = false;
+    q->store->flight.in_deferred = false;
 }
 // Advances an operation that is needed now: waits for the first message that blocks it, or that
 // blocks an earlier operation in its way.
@@ -154,7 +154,7 @@ static inline void deferred_await(DeferredQueue *q, int at) {
         at = deferred_conflict(&q->ops[i].action, &q->ops[at].action) ? i : at;
     }
     CommRequest request = deferred_awaits(q, &q->ops[at]);
-    comm_wait(q->store->comm, &request);
+    comm_wait(q->store->memory.comm, &request);
     deferred_run_ready(q);
 }
 // Returns the index of the first operation that is any of these (bits), of a storage (-1: any) and
@@ -195,11 +195,11 @@ static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
 // Lets operations be deferred from now on, which are then also run while this rank waits.
 static inline void deferred_open(DeferredQueue *q) {
     q->ops = new_array(DeferredOp, DEFERRED_OPS, "deferred operations");
-    q->store->comm->idle_callback = deferred_run_ready;
-    q->store->comm->idle_context = q;
+    q->store->memory.comm->idle_callback = deferred_run_ready;
+    q->store->memory.comm->idle_context = q;
 }
 static inline void deferred_close(DeferredQueue *q) {
-    if (q->ops) { q->store->comm->idle_callback = NULL; }
+    if (q->ops) { q->store->memory.comm->idle_callback = NULL; }
     free_all(q->ops, q->sends);
     memset(q, 0, sizeof *q);
 }

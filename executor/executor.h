@@ -62,26 +62,28 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // Returns the slot of a storage's borrowed parameters: in training that of the use, else the
 // storage's own; 0 if parameters are not borrowed.
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
-                                   int64_t of) {
-    const P2p *p2p = e->store->policy.p2p;
+                                   int64_t of_step) {
+    const P2p *p2p = e->store->plan.policy.p2p;
     return !p2p || !p2p->borrows ? 0
-           : pass->training      ? p2p_slot(p2p, a->use, of)
-                                 : e->map->param_slot[a->storage];
+           : pass->training      ? p2p_slot(p2p, a->use, of_step)
+                                 : e->map->rule[a->storage].param_slot;
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
-    return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot)
-                                                : store_acquire(e->store, storage, version);
+    return store_is_borrowed(&e->store->plan, storage)
+               ? store_acquire_borrowed(e->store, storage, slot)
+               : store_acquire(e->store, storage, version);
 }
 // Returns an action's version relative to the step's. Where updates are delayed, version 1 may not
 // exist yet: then the result is at most 0.
 static inline int64_t executor_step_version(const Executor *e, const Action *a) {
-    return store_delays(e->store) && !e->store->pending ? min_i64(0, a->version) : a->version;
+    return store_delays(&e->store->plan) && !e->store->flight.pending ? min_i64(0, a->version)
+                                                                      : a->version;
 }
-static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
-    if (e->store->policy.p2p) {
-        store_broadcast(e->store, storage, e->map->param_slot[storage], e->step);
+static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
+    if (e->store->plan.policy.p2p) {
+        store_broadcast(e->store, storage, e->map->rule[storage].param_slot, e->step);
     } else {
-        store_prefetch(e->store, storage, version, near, e->step);
+        store_prefetch(e->store, storage, version, secondary, e->step);
     }
 }
 // Notes which rows this rank computes, of the pass and of each micro-batch.
@@ -90,7 +92,7 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         // a rank may receive rows that it computes in the next window
-        const bool posted = e->store->policy.p2p && action_of_rows(a->kind);
+        const bool posted = e->store->plan.policy.p2p && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
@@ -102,23 +104,23 @@ static inline void executor_wait_messages(Executor *e) {
 // Runs an action that releases, reduces, updates or moves a storage's states. Returns false if the
 // action is of another kind.
 static inline bool executor_run_states(Executor *e, const Action *a, const OptimizerStep *optimizer,
-                                       int64_t of) {
+                                       int64_t of_step) {
     switch (a->kind) {
     case ACT_RELEASE: break; // later actions may overwrite the parameters
-    case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
+    case ACT_REDUCE: store_reduce(e->store, a->storage, of_step); break;
     case ACT_UPDATE:
-        if (store_delays(e->store)) {
-            store_update_delayed(e->store, a->storage, of, *optimizer);
+        if (store_delays(&e->store->plan)) {
+            store_update_delayed(e->store, a->storage, of_step, *optimizer);
         } else {
-            store_update(e->store, a->storage, of, *optimizer, a->use);
+            store_update(e->store, a->storage, of_step, *optimizer, a->use);
         }
         break;
-    case ACT_DIRECT: store_direct(e->store, a->storage, of, *optimizer, a->use); break;
-    case ACT_ORTHOGONALISE: store_orthogonalise(e->store, a->storage, of, *optimizer); break;
-    case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
-    case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
-    case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
-    case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
+    case ACT_DIRECT: store_direct(e->store, a->storage, of_step, *optimizer, a->use); break;
+    case ACT_ORTHOGONALISE: store_orthogonalise(e->store, a->storage, of_step, *optimizer); break;
+    case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of_step); break;
+    case ACT_EVICT: store_evict(e->store, a->storage, a->use, of_step); break;
+    case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of_step); break;
+    case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of_step); break;
     case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
     case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
     default: return false;
@@ -127,30 +129,30 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
 }
 // Runs one action of step `of`, which is not deferred.
 static inline void executor_run_action(Executor *e, const Schedule *schedule, const Action *a,
-                                       const Pass *pass, const OptimizerStep *optimizer, int64_t of,
-                                       double *norm) {
-    if (executor_run_states(e, a, optimizer, of)) { return; }
+                                       const Pass *pass, const OptimizerStep *optimizer,
+                                       int64_t of_step, double *norm) {
+    if (executor_run_states(e, a, optimizer, of_step)) { return; }
     switch (a->kind) {
     case ACT_PREFETCH:
-        executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near);
+        executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->secondary);
         break;
     case ACT_ACQUIRE:
         deferred_expect_version(&e->queue, a->storage, e->version + a->version);
         e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
-                                               executor_slot_of(e, a, pass, of));
+                                               executor_slot_of(e, a, pass, of_step));
         break;
     case ACT_FETCH_STASH:
     case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
     case ACT_NORM:
         executor_wait_messages(e);
-        *norm = store_norm(e->store, of);
+        *norm = store_norm(e->store, of_step);
         executor_take_losses(e, schedule, pass);
         break;
-    case ACT_STATS: overlap_run_stats(e, a, schedule, pass + a->step, of); break;
+    case ACT_STATS: overlap_run_stats(e, a, schedule, pass + a->step, of_step); break;
     case ACT_SEND_PART:
     case ACT_RECV_PART:
         store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
-                        of);
+                        of_step);
         break;
     case ACT_SEND_STATS:
     case ACT_RECV_STATS: overlap_post_stats(e, a); break;
@@ -172,15 +174,15 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
-        const int64_t of = step + a->step; // the step that the action belongs to
-        if (overlap_skips(e, pass, of)) {
+        const int64_t of_step = step + a->step; // the step that the action belongs to
+        if (overlap_skips(e, pass, of_step)) {
             (*at)++;
             continue;
         }
         executor_begin(e, a, (*at)++, step);
-        const bool deferred = overlap_defers(e, a, of);
+        const bool deferred = overlap_defers(e, a, of_step);
         deferred_run_ready(&e->queue);
-        if (!deferred) { executor_run_action(e, schedule, a, pass, optimizer, of, norm); }
+        if (!deferred) { executor_run_action(e, schedule, a, pass, optimizer, of_step, norm); }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }

@@ -55,9 +55,9 @@ typedef struct Overlap {
 } Overlap;
 
 // Returns whether an action of this step does not run now.
-static inline bool overlap_skips(const Executor *e, const Pass *pass, int64_t of) {
+static inline bool overlap_skips(const Executor *e, const Pass *pass, int64_t of_step) {
     const Overlap *o = e->overlap;
-    return o && pass->training && (of < o->first_step || of > o->last_step);
+    return o && pass->training && (of_step < o->first_step || of_step > o->last_step);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -67,9 +67,9 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
     Overlap *o = e->overlap;
     OptimizerStep update = o->update[step & 1];
     double norm = o->norm, most = o->whole_clip;
-    if (!e->store->policy.p2p->waits) {
+    if (!e->store->plan.policy.p2p->waits) {
         ExactSum squares = {};
-        if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
+        if (e->store->plan.noise.on) { store_add_noise(e->store, storage, step); }
         store_measure(e->store, storage, storage + 1, step, &squares);
         norm = sqrt(exact_value(squares));
         most = o->storage_clip;
@@ -85,7 +85,7 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
 static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
     Executor *e = (Executor *)executor;
     Store *s = e->store;
-    const P2p *p2p = s->policy.p2p;
+    const P2p *p2p = s->plan.policy.p2p;
     const Action *a = &op->action;
     const bool sends = action_sends(a->kind);
     switch (a->kind) {
@@ -104,10 +104,10 @@ static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
     }
 }
 // Defers an action of step `of`. Returns false if it is none that can be deferred.
-static inline bool overlap_defers(Executor *e, const Action *a, int64_t of) {
+static inline bool overlap_defers(Executor *e, const Action *a, int64_t of_step) {
     if (!e->overlap || !action_is(a->kind, ON_PARAMETERS | ON_SUM)) { return false; }
     DeferredOp op = {*a, executor_micro(e, a)};
-    op.action.step = of;
+    op.action.step = of_step;
     op.action.version += e->version;
     if (a->kind == ACT_REDUCE) {
         deferred_finish(&e->queue, BEFORE_GRADIENT, a->storage, -1);
@@ -126,7 +126,7 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
                                      int64_t step) {
     Overlap *o = e->overlap;
     ExactSum *squares = &o->squares[step & 1]; // updates of the next step may have been made
-    deferred_finish(&e->queue, deferred_before_stats(e->store->policy.p2p), -1, step);
+    deferred_finish(&e->queue, deferred_before_stats(e->store->plan.policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
@@ -136,7 +136,7 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
             pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
         o->stats_out.loss += pass->sample_losses[r] / targets;
     }
-    if (e->store->policy.p2p->waits) {
+    if (e->store->plan.policy.p2p->waits) {
         store_add_all_noise(e->store, step);
         store_measure(e->store, 0, e->model->storages, step, squares);
     }
@@ -155,7 +155,7 @@ static inline void overlap_run_stats(Executor *e, const Action *a, const Schedul
     memset(&o->stats_in, 0, sizeof o->stats_in);
     if (a->version == 0) { overlap_add_stats(e, schedule, pass, step); }
     if (first && o->stats_out.stop) {
-        o->stop_after = min_i64(o->stop_after, step + e->store->policy.p2p->notice);
+        o->stop_after = min_i64(o->stop_after, step + e->store->plan.policy.p2p->notice);
     }
     if (first) { o->stats_out.last = o->stop_after; }
     if (o->stats_out.last) {
@@ -197,7 +197,7 @@ static inline void overlap_open(Executor *e, const Schedule *window, double whol
     e->queue.store = e->store;
     e->queue.run = overlap_run_deferred;
     e->queue.context = e;
-    if (e->store->policy.p2p->deferred && comm_has_channels(e->comm) &&
+    if (e->store->plan.policy.p2p->deferred && comm_has_channels(e->comm) &&
         OPEN_STEPS * messages <= COMM_MESSAGES) {
         deferred_open(&e->queue);
     }

@@ -20,7 +20,6 @@
 #include "state/disk.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 
 // Returns a number of every rank; the caller frees it. All ranks call it.
 static inline double *number_of_ranks(Comm *comm, double mine) {
@@ -61,7 +60,7 @@ typedef struct {
 // layout.
 static inline double memory_still_needed(const Plan *p, int64_t rows, bool recompute) {
     size_t memory[MEMORY_KINDS];
-    const Store *s = &p->store;
+    const StatePlan *s = &p->store;
     const Config *c = p->config;
     ZeroPolicy policy = s->policy;
     if (s->placement->stages == 1 && rows != p->shape.rows) {
@@ -74,7 +73,7 @@ static inline double memory_still_needed(const Plan *p, int64_t rows, bool recom
     predict_memory(&other, rows, recompute, memory);
     other.shape.rows = rows;
     const size_t host = ops_memory_apart() ? 0 : plan_offloaded_bytes(&other);
-    store_free(&other.store);
+    store_plan_free(&other.store);
     return memory_device(memory) + host - memory_device(p->machine->taken);
 }
 // All ranks call it and get the same result.

@@ -27,18 +27,18 @@
 #include "state/policy.h"
 
 // Writes the collectives of an action to m. Returns how many.
-static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
+static inline int action_messages(const StatePlan *store, const Action *a, ZeroMessage m[2]) {
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
     if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
         const bool back = a->kind == ACT_ORTHOGONALISE;
         m[0] = store_matrix_message(store, a->storage, back);
-        return back || a->use + 1 >= store->pieces[a->storage]; // with the last piece
+        return back || a->use + 1 >= store->rows[a->storage].pieces; // with the last piece
     }
-    m[0] = store_gather_message(store, a->storage, a->near);
+    m[0] = store_gather_message(store, a->storage, a->secondary);
     return a->kind == ACT_PREFETCH;
 }
 // Returns how many elements a rank owns, as if all slices were equal.
-static inline double store_share(const Store *s) {
+static inline double store_share(const StatePlan *s) {
     double elements = 0;
     for (int i = 0; i < s->model->storages; i++) {
         if (store_holds(s, i)) {
@@ -53,14 +53,14 @@ static inline double store_share(const Store *s) {
 typedef struct {
     const GptModel *model;
     const ExecutorShape *shape;
-    const Store **stores; // [ranks of the program]
+    const StatePlan **stores; // [ranks of the program]
     Rates rates;
     double T;
     ClipPolicy clip;
     double iterations; // of Newton-Schulz
     bool one_for_all;  // the program's only rank stands for all
 } Costs;
-static inline double slice_elements(const Costs *c, const Store *store, int storage) {
+static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) /
            store_process_group(store, storage)->all.n;
 }
@@ -72,7 +72,7 @@ static inline ActionCost link_cost(const Costs *c, double bytes) {
     return cost;
 }
 // Returns the cost of the messages of an action on each kind of link.
-static inline ActionCost collectives_cost(const Costs *c, const Store *store, const Action *a) {
+static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store, const Action *a) {
     ZeroMessage m[2];
     ActionCost cost = {0, 0};
     for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
@@ -92,14 +92,14 @@ static inline ActionCost collectives_cost(const Costs *c, const Store *store, co
 }
 // Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,
 // and the conversion to and from quantized records.
-static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+static inline ActionCost message_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const ActionCost nothing = {0, 0};
     const ActionCost messages = collectives_cost(c, store, a);
     ActionCost cost =
         offload_brings(store, a)
             ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
             : nothing;
-    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) /
+    cost.compute_s += quantization_traffic(store, a->storage, a->kind == ACT_REDUCE, a->secondary) /
                       c->rates.bytes_per_s;
     cost.compute_s += messages.compute_s;
     cost.message_s += messages.message_s;
@@ -107,15 +107,15 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 }
 // Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
 // the owner updates.
-static inline double update_seconds(const Costs *c, const Store *store, int storage) {
+static inline double update_seconds(const Costs *c, const StatePlan *store, int storage) {
     const double elements = slice_elements(c, store, storage);
-    const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
-    return elements / (store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) *
+    const bool far = store->rows[storage].pieces && store->policy.offload->cpu_update;
+    return elements / (store_delays(store) ? 1 : max_i64(1, store->rows[storage].pieces)) *
            optimizer_update_bytes(store->optimizer) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // Returns the seconds in which this rank makes the matrices of a storage orthogonal.
-static inline double matrices_seconds(const Costs *c, const Store *store, int storage) {
+static inline double matrices_seconds(const Costs *c, const StatePlan *store, int storage) {
     const Matrices *x = &store->matrices;
     const int me = store_process_group(store, storage)->all.me;
     double seconds = 0;
@@ -130,30 +130,30 @@ static inline double matrices_seconds(const Costs *c, const Store *store, int st
     return seconds;
 }
 // Returns the cost of DIRECT or ORTHOGONALISE.
-static inline ActionCost matrices_cost(const Costs *c, const Store *store, const Action *a) {
+static inline ActionCost matrices_cost(const Costs *c, const StatePlan *store, const Action *a) {
     ActionCost cost = collectives_cost(c, store, a);
     cost.compute_s += a->kind == ACT_ORTHOGONALISE ? matrices_seconds(c, store, a->storage)
                                                    : update_seconds(c, store, a->storage) / 2;
     return cost;
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
-static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
-    const double bytes = (store->disk_at[a->storage + 1] - store->disk_at[a->storage]) /
-                         (double)max_i64(1, store->pieces[a->storage]);
+static inline ActionCost store_cost(const Costs *c, const StatePlan *store, const Action *a) {
+    const double bytes =
+        store->rows[a->storage].disk_bytes / (double)max_i64(1, store->rows[a->storage].pieces);
     ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
     return cost;
 }
 // Returns the cost of moving a piece between host and device.
-static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    const bool again = a->use >= store->pieces[a->storage];
-    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, again) /
-                         (double)store->pieces[a->storage];
+static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
+    const bool second = a->use >= store->rows[a->storage].pieces;
+    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, second) /
+                         (double)store->rows[a->storage].pieces;
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
-static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
+static inline ActionCost sum_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const double elements = slice_elements(c, store, a->storage);
-    const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
+    const bool adds = store->rows[a->storage].rule.sum == SUM_IS_ADDED && store->sum_bytes;
     ActionCost cost = link_cost(c, elements * sizeof(float));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
@@ -229,7 +229,8 @@ static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rate
     return times;
 }
 // The cost of a message between two ranks.
-static inline ActionCost p2p_cost(const Costs *c, const Store *store, int rank, const Action *a) {
+static inline ActionCost p2p_cost(const Costs *c, const StatePlan *store, int rank,
+                                  const Action *a) {
     ActionCost cost = {0, 0};
     const CommLink link = group_link(store->ranks, rank, a->peer);
     const double bytes = executor_message_bytes(c->shape, c->model, a),
@@ -248,7 +249,7 @@ static inline double slowness_of_rank(const Costs *c, int rank) {
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
-    const Store *store = c->stores[rank];
+    const StatePlan *store = c->stores[rank];
     const double elements = a->storage >= 0 ? gpt_storage_elements(c->model, a->storage) : 0;
     ActionCost cost = {0, 0};
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }

@@ -92,7 +92,7 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
 static inline double host_excess(const Plan *p) {
     const size_t SLACK = 1 << 20, states = plan_offloaded_bytes(p) + store_scratch_bytes(&p->store);
     const OffloadScope scope = offload_scope(p);
-    return (p->machine->resident + p->config->passing) + (double)(SLACK + states) +
+    return (p->machine->resident + p->config->delink_bytes) + (double)(SLACK + states) +
            offload_disk_frees(&scope, &p->offload) -
            option_size("host-memory", p->config->options.host_memory);
 }
@@ -125,7 +125,7 @@ static inline void plan_offloaded(Plan **plan, Config *c, const ModelSpec *spec,
     plan_again(plan, c, spec);
 }
 // Returns whether the CPU updates offloaded states.
-static inline bool choose_updater(const Options *o, const Rates *rates, const Store *s) {
+static inline bool choose_updater(const Options *o, const Rates *rates, const StatePlan *s) {
     return o->offload_delay                   ? true
            : s->policy.matrices               ? false // the device makes them orthogonal
            : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(rates, s)
@@ -166,7 +166,7 @@ static inline void plan_delinked(RunPlans *plans, const ModelSpec *spec, Rates *
     const Options *o = &now->config->options;
     plans->config = *now->config;
     plans->config.offload.host = plans->config.offload.disk = NULL;
-    plans->config.passing = delink_host_bytes(&now->store, o->delink_moments);
+    plans->config.delink_bytes = delink_host_bytes(&now->store, o->delink_moments);
     plans->spec = *spec;
     plans->spec.model = gpt_model(spec->model.config);
     plans->later = plan_make(&plans->config, now->machine, &plans->spec);

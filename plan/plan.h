@@ -35,7 +35,6 @@
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 #include "zero.h"
 
 // What a run is asked to do. The options hold what was chosen where a flag leaves a choice: the
@@ -51,7 +50,7 @@ typedef struct {
     Privacy privacy;                  // privacy.on: the run is private
     Offload offload;                  // states off the device, as all ranks agree; host NULL: none
     // bytes of host memory that another model's states take while they become this one's
-    size_t passing;
+    size_t delink_bytes;
 } Config;
 
 // The model of a run.
@@ -98,7 +97,7 @@ typedef struct {
     int64_t most_samples;  // of a step
     ExecutorShape shape;   // of this rank's micro-steps
     Offload offload;       // host NULL: nothing is offloaded
-    Store store;           // where each state will be; run_open() allocates it
+    StatePlan store;       // where each state will be; run_open() allocates it
     // schedules of a training step (a private run makes one for each step: plan_program) and of one
     // validation batch
     Program program, evaluation;
@@ -164,7 +163,7 @@ static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,
                               executor_workspace_bytes(&p->model, &shape, p->machine->threads);
 }
 // Returns the device memory that a rank of another stage takes. store: of that stage.
-static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const Store *store) {
+static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const StatePlan *store) {
     const int rank = stage->ranks[0] % p->program.ranks;
     size_t memory[MEMORY_KINDS];
     Plan other = *p;
@@ -189,7 +188,7 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
                                            int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     const Group *ranks = p->machine->ranks;
     const Schedule *schedule = &program->rank[ranks->me];
-    const Store *store = &p->store;
+    const StatePlan *store = &p->store;
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
@@ -224,18 +223,18 @@ static inline void predict_traffic(const Plan *p, int64_t traffic[COMM_KINDS][LI
 // The planned stores of all ranks. Ranks of a stage have equal plans: this rank's stands for its
 // own stage, the first rank's for each other stage.
 typedef struct {
-    const Store **of_rank; // [ranks of the program] the store of each rank
-    Store *stores;         // [stages] of the other stages
-    Group *seen;           // [stages] all ranks, seen from the first rank of the stage
+    const StatePlan **of_rank; // [ranks of the program] the store of each rank
+    StatePlan *stores;         // [stages] of the other stages
+    Group *seen;               // [stages] all ranks, seen from the first rank of the stage
     int stages;
 } StageStores;
 static inline StageStores stage_stores_make(const Plan *p) {
-    const Store *mine = &p->store;
+    const StatePlan *mine = &p->store;
     const Placement *placement = mine->placement;
     const int ranks = p->program.ranks;
     StageStores s = {NULL, NULL, NULL, placement->stages};
-    s.of_rank = new_array(const Store *, ranks, "stages");
-    s.stores = new_array(Store, s.stages, "stages");
+    s.of_rank = new_array(const StatePlan *, ranks, "stages");
+    s.stores = new_array(StatePlan, s.stages, "stages");
     s.seen = new_array(Group, s.stages, "stages");
     for (int r = 0; r < ranks; r++) { s.of_rank[r] = mine; }
     for (int i = 0; i < s.stages; i++) {
@@ -253,7 +252,7 @@ static inline StageStores stage_stores_make(const Plan *p) {
 static inline void stage_stores_free(StageStores *s) {
     for (int i = 0; i < s->stages; i++) {
         if (s->seen[i].n) {
-            store_free(&s->stores[i]);
+            store_plan_free(&s->stores[i]);
             group_free(&s->seen[i]);
         }
     }
@@ -302,8 +301,8 @@ static inline Prediction plan_predict(const Plan *p) {
     double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
-    all.host =
-        p->machine->resident + p->config->passing + all.offloaded + store_scratch_bytes(&p->store);
+    all.host = p->machine->resident + p->config->delink_bytes + all.offloaded +
+               store_scratch_bytes(&p->store);
     offload_moves(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model),
                   all.moved);
     all.stored = store_disk_bytes(&p->store);

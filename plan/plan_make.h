@@ -25,7 +25,6 @@
 #include "schedule/validator.h"
 #include "state/planned.h"
 #include "state/policy.h"
-#include "state/store.h"
 
 // -------------------------------------------------------------------------------------------------
 // Samples of a step
@@ -141,14 +140,14 @@ static inline void plan_clipping(Plan *p) {
         // Activations need the capacity for the largest number of samples that a step may draw.
         // Each piece has complete gradients of its own, which are not added to another piece's.
         p->shape.rows = ceil_div(c->privacy.most_of_part, p->cyclic.pieces);
-        clip->fresh = true;
+        clip->overwrites = true;
         clip->overlaps = p->cyclic.mode == CYCLIC_SINGLE;
         p->shape.limits.clips = cyclic_wte_gradients(&p->cyclic, p->machine->ranks->me);
         gpt_work_check(&p->model.config, p->shape.rows, p->shape.T);
         return;
     }
     const bool often = o->zero > 1 && p->stage->replicas > 1;
-    clip->fresh = often || p->most_samples <= (stages > 1 ? p->pipeline.micro_rows : ranks);
+    clip->overwrites = often || p->most_samples <= (stages > 1 ? p->pipeline.micro_rows : ranks);
     // bytes (of 16 for each parameter) that ZeRO stage 0, 1, 2, 3 replicates on every rank
     const double whole[4] = {16, 8, 4, 0};
     const double states = p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
@@ -178,7 +177,7 @@ static inline void plan_states(Plan *p) {
     const bool accumulates = p->pipeline.placement.stages > 1
                                  ? p->most_samples > p->pipeline.micro_rows
                                  : ceil_div(p->most_samples, m->ranks->n) > p->shape.rows;
-    ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.again);
+    ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.recomputes_logits);
     policy.forward_only = plan_only_forward(p);
     policy.matrices &= !policy.forward_only;
     plan_offload(p);
@@ -264,7 +263,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
 // Frees a plan, and the tables of its store, unless a run has taken these (run_open).
 static inline void plan_free(Plan *p) {
     if (!p) { return; }
-    if (p->store.model) { store_free(&p->store); }
+    if (p->store.model) { store_plan_free(&p->store); }
     program_free(&p->program);
     program_free(&p->evaluation);
     if (p->cyclic.rule) {

@@ -133,11 +133,11 @@ static inline double measure_products(Stream *s, int64_t N) {
     return 2.0 * (double)(N * N * N) / product.shortest;
 }
 static inline double product_flops(int64_t N) { return 2.0 * (double)(N * N * N); }
-// The same, the best of several sizes: up to products that take at least a millisecond, large ones
+// The same, the best of several sizes: up to products that take half a millisecond, large ones
 // where the device is fast. A size that ends the search is measured again: others may have had the
 // machine during all of its products.
 static inline double measure_flops(Stream *s) {
-    const double enough_s = 0.001;
+    const double enough_s = 0.0005;
     double best = 0;
     int64_t N = 128;
     for (int enough = 0; enough < 2;) {
@@ -394,7 +394,7 @@ static inline void measure_offload(Rates *rates, Stream *s) {
 }
 // Returns the bytes per second of this rank's disk: pieces are read and written in all buffers at
 // once, as in a step.
-static inline double measure_disk_of_rank(const Store *s) {
+static inline double measure_disk_of_rank(const StatePlan *s) {
     const int64_t buffer_bytes = (int64_t)s->disk_buffer_bytes, most = (int64_t)64 << 20,
                   pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / buffer_bytes);
     const size_t bytes = store_disk_buffers_bytes((size_t)buffer_bytes);
@@ -425,7 +425,7 @@ static inline double measure_disk_of_rank(const Store *s) {
 }
 // Measures the disk on all ranks at the same time. The slowest rank counts, because all wait for
 // it. All ranks call it.
-static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
+static inline void measure_disk(Rates *rates, const StatePlan *s, Comm *comm) {
     double *all = new_array(double, comm->ranks, "rates");
     comm_barrier(comm);
     const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
@@ -438,7 +438,7 @@ static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
 }
 // Returns whether the host updates its states faster than they move to the device and back, by the
 // rates of this rank. Both directions of the link work at once.
-static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
+static inline bool offload_host_is_faster(const Rates *r, const StatePlan *s) {
     const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + 4 * s->optimizer->moments,
                  parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s,

@@ -156,11 +156,11 @@ static inline void show_schedule(const Plan *p) {
 }
 // Returns whether ranks sum gradients more often than at their stage of ZeRO, because these leave
 // the device.
-static inline bool offload_sums_often(const Store *s) {
+static inline bool offload_sums_often(const StatePlan *s) {
     const Owners *owners = &s->layout.owners;
     bool found = false;
     for (int i = 0; i < s->model->storages; i++) {
-        found |= holders_of(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
+        found |= owner_count(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
     }
     return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
 }
@@ -199,7 +199,7 @@ static inline void print_later(const Plan *plan, bool table) {
     print_row("delinked",
               "%.1f M parameters, predicted %s a step; %.3f MiB of the host at the switch only",
               plan->model.parameters / 1e6, readable_step(p->step_s).at,
-              mebibytes(plan->config->passing));
+              mebibytes(plan->config->delink_bytes));
     if (table) {
         printf("memory of rank 0 from then on:\n");
         print_memory(p);
@@ -382,7 +382,7 @@ typedef struct {
     double share;
 } MatricesForecast;
 static inline MatricesForecast forecast_matrices(const Plan *p) {
-    const Store *s = &p->store;
+    const StatePlan *s = &p->store;
     const Costs costs = {.rates = p->machine->rates,
                          .iterations = (double)p->config->options.muon_steps};
     MatricesForecast f = {0, 0, 0};
@@ -482,7 +482,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     if (plans->later) {
         const Plan *later = plans->later;
         text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":",
-                 later->model.parameters, later->config->passing);
+                 later->model.parameters, later->config->delink_bytes);
         json_add_predicted(line, later->predicted, later->predicted.stored, "");
         text_add(line, "}");
     }
@@ -566,7 +566,7 @@ static inline int64_t mean_device_bytes(Comm *comm) {
 static inline Measured measured_run(const Store *store, const DiskFile *files, Comm *comm,
                                     bool hides, int64_t steps, Spent spent, double joules) {
     const int64_t each = max_i64(steps, 1);
-    const bool hides_moves = hides && store->host[STATE_PARAMETERS].held;
+    const bool hides_moves = hides && store->plan.host[STATE_PARAMETERS].held;
     int64_t moved[2]; // parameters move in each micro-step, whose number is private
     Measured m = {};
     for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
@@ -574,15 +574,15 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, C
         m.traffic[k / LINK_KINDS][k % LINK_KINDS] = hides ? (int64_t)privacy_rounded(bytes) : bytes;
     }
     for (int way = 0; way < 2; way++) {
-        const int64_t bytes = store->moved[way] / each;
+        const int64_t bytes = store->flight.moved[way] / each;
         moved[way] = hides_moves ? (int64_t)privacy_rounded(bytes) : bytes;
     }
     const OffloadFacts offload = {.bytes = memory_on_host,
                                   .in = moved[0],
                                   .out = moved[1],
                                   .disk = files[0].taken + files[1].taken,
-                                  .read = store->stored[0] / each,
-                                  .written = store->stored[1] / each};
+                                  .read = store->flight.stored[0] / each,
+                                  .written = store->flight.stored[1] / each};
     m.steps = steps;
     m.offload = offload;
     m.host = host_bytes("VmHWM:");

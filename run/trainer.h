@@ -435,8 +435,8 @@ typedef struct {
 static inline void keep_gradient(Run *r, const Schedule *schedule, int *at, const Pass *pass,
                                  double norm, bool skipped) {
     executor_run(&r->executor, schedule, at, pass, NULL, r->progress.step, NULL);
-    r->progress.updates += r->store.pending;
-    r->store.pending = !skipped;
+    r->progress.updates += r->store.flight.pending;
+    r->store.flight.pending = !skipped;
     r->progress.pending_norm = norm;
 }
 // Runs a step completely, before the next one begins.
@@ -454,7 +454,7 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     result.loss = step_loss(pass, executor_sum_losses(&r->executor, program, pass, &r->stopping),
                             step_targets(r, 0));
     const char *skip = reason_to_skip(o, r->privacy.on, &r->progress, result.loss, result.norm);
-    if (store_delays(&r->store)) {
+    if (store_delays(&r->store.plan)) {
         keep_gradient(r, schedule, &at, pass, result.norm, skip != NULL);
     } else if (!skip) {
         const OptimizerStep update = make_update(o, rates, result.norm);

@@ -10,7 +10,7 @@
 //   step, version    relative to the step that runs: version 0 of the parameters is the one before
 //                    this step's update, version 1 the one after it
 //   peer             the other rank of a SEND or RECV
-//   near             PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
+//   secondary        PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
 //   use              borrowed parameters (state/policy.h: borrows): which use of the step this is;
 //                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
 #ifndef ACTIONS_H
@@ -139,7 +139,7 @@ typedef struct {
     int unit, storage, micro, peer; // -1: does not apply
     int64_t first_row, rows;
     int64_t step, version;
-    bool near;
+    bool secondary;
     int use;
 } Action;
 static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {

@@ -42,33 +42,33 @@ typedef struct {
     bool head;         // only wte, for the head
     int phase, phases; // only for steps whose number is `phase` modulo `phases`
     int version, use;  // use: mode zero: which use of the step; else -1
-} HandBack;
+} ParamsMessage;
 typedef struct {
     int count;
-    HandBack *message; // [count] sorted by slot
-} HandBacks;
+    ParamsMessage *message; // [count] sorted by slot
+} ParamsMessages;
 
-static inline HandBack hand_back(int stage, int from, int to, int slot) {
-    const HandBack message = {.stage = stage,
-                              .from = from,
-                              .to = to,
-                              .slot = slot,
-                              .head = false,
-                              .phase = 0,
-                              .phases = 1,
-                              .version = 1,
-                              .use = -1};
+static inline ParamsMessage params_message(int stage, int from, int to, int slot) {
+    const ParamsMessage message = {.stage = stage,
+                                   .from = from,
+                                   .to = to,
+                                   .slot = slot,
+                                   .head = false,
+                                   .phase = 0,
+                                   .phases = 1,
+                                   .version = 1,
+                                   .use = -1};
     return message;
 }
 // A rank sends nothing to itself.
-static inline void hand_back_add(HandBacks *h, HandBack message) {
+static inline void params_message_add(ParamsMessages *h, ParamsMessage message) {
     if (message.from != message.to) { h->message[h->count++] = message; }
 }
-static inline bool hand_back_of(const HandBack *h, int64_t step) {
+static inline bool params_message_in_step(const ParamsMessage *h, int64_t step) {
     return cyclic_turn(step - h->phase, h->phases) == 0;
 }
-static inline int hand_back_compare(const void *a, const void *b) {
-    const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
+static inline int params_message_compare(const void *a, const void *b) {
+    const ParamsMessage *x = (const ParamsMessage *)a, *y = (const ParamsMessage *)b;
     if (x->slot != y->slot) { return x->slot - y->slot; }
     if (x->stage != y->stage) { return y->stage - x->stage; }
     return x->to != y->to ? x->to - y->to : x->head - y->head;
@@ -81,7 +81,7 @@ static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) {
 static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
 // Mode zero: a message for each use, early enough to have a slot to travel, into a slot of the
 // borrowed parameters that is free by then; and one more with wte for the head.
-static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
+static inline void cyclic_route_uses(const CyclicPlan *p, ParamsMessages *h) {
     const int N = p->N;
     for (int k = 0; k < N * 2 * N; k++) {
         const int to = k / (2 * N), use = k % (2 * N);
@@ -92,12 +92,12 @@ static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
                   made = cyclic_update_slot(p, stage) + 2 * N * (version - 1),
                   used = backward ? cyclic_backward_slot(p, 0, to, at)
                                   : cyclic_forward_slot(p, 0, to, at);
-        HandBack message = hand_back(stage, cyclic_owner(p, stage), to,
-                                     max_i64(max_i64(used - BORROWED_SLOTS, made), -2));
+        ParamsMessage message = params_message(stage, cyclic_owner(p, stage), to,
+                                               max_i64(max_i64(used - BORROWED_SLOTS, made), -2));
         message.head = head;
         message.version = version;
         message.use = backward ? use : at;
-        hand_back_add(h, message);
+        params_message_add(h, message);
     }
 }
 // Where the ranks of a stage take turns: cyclic_first_turn returns the slot in which a rank first
@@ -112,51 +112,52 @@ static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank,
     }
     return first;
 }
-static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
+static inline void cyclic_route_turns(const CyclicPlan *p, ParamsMessages *h) {
     for (int stage = 0; stage < p->N; stage++) {
         const int width = cyclic_width(p, stage), phases = cyclic_phases(p, stage),
                   first = cyclic_first_rank(p, stage), owner = cyclic_owner(p, stage);
         for (int k = 0; k < width * phases; k++) {
             const int to = first + k % width, phase = k / width;
-            HandBack message = hand_back(
+            ParamsMessage message = params_message(
                 stage, owner, to,
                 max_i64(cyclic_update_slot(p, stage), cyclic_first_turn(p, phase, to, stage) - 3));
             message.phase = phase;
             message.phases = phases;
-            hand_back_add(h, message);
+            params_message_add(h, message);
         }
     }
 }
 // Mode data: the owner sends each new version to all others at once. They may need it much later,
 // but a link that is free now is lost if it stays idle.
-static inline void cyclic_route_data(const CyclicPlan *p, HandBacks *h) {
+static inline void cyclic_route_data(const CyclicPlan *p, ParamsMessages *h) {
     for (int k = 0; k < p->N * p->N; k++) {
         const int stage = k / p->N;
-        hand_back_add(
-            h, hand_back(stage, cyclic_owner(p, stage), k % p->N, cyclic_update_slot(p, stage)));
+        params_message_add(h, params_message(stage, cyclic_owner(p, stage), k % p->N,
+                                             cyclic_update_slot(p, stage)));
     }
 }
 // Returns all messages of parameters, sorted by slot; the caller frees .message.
-static inline HandBacks cyclic_route(const CyclicPlan *p) {
+static inline ParamsMessages cyclic_route(const CyclicPlan *p) {
     const int N = p->N;
     // a stage has at most as many phases as ranks
     const size_t most = (N * N) * (size_t)(cyclic_turns(p) ? N : 3);
-    HandBacks h = {0, new_array(HandBack, most, "routes")};
+    ParamsMessages h = {0, new_array(ParamsMessage, most, "routes")};
     if (p->mode == CYCLIC_MODEL && !p->untied) {
-        HandBack wte = hand_back(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
+        ParamsMessage wte =
+            params_message(0, cyclic_owner(p, 0), p->ranks - 1, cyclic_update_slot(p, 0));
         wte.head = true;
-        hand_back_add(&h, wte);
+        params_message_add(&h, wte);
     }
     if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
     if (cyclic_turns(p)) { cyclic_route_turns(p, &h); }
     if (p->mode == CYCLIC_DATA) { cyclic_route_data(p, &h); }
-    qsort(h.message, h.count, sizeof(HandBack), hand_back_compare);
+    qsort(h.message, h.count, sizeof(ParamsMessage), params_message_compare);
     return h;
 }
 // Returns how many versions of a stage's parameters a rank keeps. Two, if a new one arrives before
 // the last use of the previous one, or before the previous one is sent on. head: versions of wte on
 // the rank of the last stage, if that is not the first stage's.
-static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage,
+static inline int cyclic_places(const CyclicPlan *p, const ParamsMessages *h, int rank, int stage,
                                 bool head) {
     const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // the stage that uses it
     int places = 0;
@@ -167,9 +168,9 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
     for (int phase = 0; phase < phases; phase++) {
         int comes = cyclic_update_slot(p, stage), leaves = INT_MIN; // the last one that is sent on
         for (int k = 0; k < h->count; k++) {
-            const HandBack *m = &h->message[k];
+            const ParamsMessage *m = &h->message[k];
             if (m->stage != stage || m->head != head) { continue; }
-            if (m->to == rank && hand_back_of(m, phase)) { comes = m->slot; }
+            if (m->to == rank && params_message_in_step(m, phase)) { comes = m->slot; }
             if (m->from == rank) { leaves = m->slot; }
         }
         for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
@@ -193,15 +194,9 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
 // Returns which states this rank keeps and exchanges. Pure, apart from memory: p2p_free() frees it.
 static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     const size_t n = m->storages;
-    HandBacks h = cyclic_route(p);
+    ParamsMessages h = cyclic_route(p);
     P2p r = {.rank = rank};
-    r.owner = new_array(int, n, "p2p states");
-    r.keeper = new_array(int, n, "p2p states");
-    r.places = new_array(unsigned char, n, "p2p states");
-    r.grad_slot = new_array(unsigned char, n, "p2p states");
-    r.adds = new_array(bool, n, "p2p states");
-    r.comes = new_array(bool, n, "p2p states");
-    r.taken = new_array(bool *, n, "p2p states");
+    r.storage = new_array(P2pStorage, n, "p2p states");
     r.stays = cyclic_stays(p, rank);
     r.waits = p->waits;
     r.sums = p->waits ? 2 : 1;
@@ -213,9 +208,10 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     r.stages = p->N;
     r.uses = 2 * p->N - 1;
     r.notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p);
-    r.stage = new_array(int, n, "p2p states");
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
-    for (int i = 0; i < m->storages; i++) { r.taken[i] = new_array(bool, p->ranks, "p2p states"); }
+    for (int i = 0; i < m->storages; i++) {
+        r.storage[i].taken = new_array(bool, p->ranks, "p2p states");
+    }
     // The stage of a storage is that of its first unit, so the loop ends with it.
     for (int u = m->units - 1, used[2]; u >= 0; u--) {
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
@@ -224,25 +220,25 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
                 u == m->units - 1 && !i && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
             if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
-            r.stage[i] = stage;
+            P2pStorage *x = &r.storage[i];
+            x->stage = stage;
             for (int q = 0; q < p->ranks && !r.borrows; q++) {
-                r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
+                x->taken[q] = x->taken[q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
             }
-            r.owner[i] = cyclic_owner(p, stage);
-            r.keeper[i] = r.borrows ? r.owner[i] : cyclic_rank(p, 0, stage);
-            r.grad_slot[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
-            r.places[i] =
-                (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.borrows || r.taken[i][rank];
-            r.comes[i] = r.owner[i] == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
+            x->owner = cyclic_owner(p, stage);
+            x->keeper = r.borrows ? x->owner : cyclic_rank(p, 0, stage);
+            x->grad_slot = p->mode == CYCLIC_DATA ? stage : stage % 2;
+            x->places = (int)max_i64(x->places, cyclic_places(p, &h, rank, stage, head));
+            x->adds = r.borrows || x->taken[rank];
+            x->comes = x->owner == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
         }
     }
     free(h.message);
     return r;
 }
 static inline void p2p_free(P2p *r, int storages) {
-    for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free_all(r->owner, r->taken, r->keeper, r->places, r->adds, r->comes, r->grad_slot, r->stage);
+    for (int i = 0; i < storages; i++) { free(r->storage[i].taken); }
+    free(r->storage);
 }
 
 #endif

@@ -24,32 +24,32 @@
 typedef struct {
     Program *program;
     const CyclicPlan *plan;
-    HandBacks routes;
+    ParamsMessages routes;
     int64_t step; // the step of the window
 } CyclicBuilder;
 
 static inline Schedule *cyclic_list(CyclicBuilder *b, int rank) { return &b->program->rank[rank]; }
 
-// A passage of a piece through a stage, forward or backward; `step` is relative to the window's.
+// A pass of a piece through a stage, forward or backward; `step` is relative to the window's.
 typedef struct {
     int step, piece, stage;
-} Passage;
+} StagePass;
 // The i-th of all passages from the window's step on.
-static inline Passage passage_of(const CyclicPlan *p, int i) {
-    const Passage at = {i / p->N / cyclic_step_pieces(p), i / p->N % cyclic_step_pieces(p),
-                        i % p->N};
+static inline StagePass passage_of(const CyclicPlan *p, int i) {
+    const StagePass at = {i / p->N / cyclic_step_pieces(p), i / p->N % cyclic_step_pieces(p),
+                          i % p->N};
     return at;
 }
-static inline int passage_slot(const CyclicPlan *p, Passage at, bool backward) {
+static inline int passage_slot(const CyclicPlan *p, StagePass at, bool backward) {
     return backward ? cyclic_backward_slot(p, at.step, at.piece, at.stage)
                     : cyclic_forward_slot(p, at.step, at.piece, at.stage);
 }
-// Returns the number of a passage's piece through all steps, and the rank that computes this piece
+// Returns the number of the piece of a stage pass through all steps, and the rank that computes this piece
 // in a stage.
-static inline int64_t passage_number(const CyclicBuilder *b, Passage at) {
+static inline int64_t passage_number(const CyclicBuilder *b, StagePass at) {
     return (b->step + at.step) * cyclic_step_pieces(b->plan) + at.piece;
 }
-static inline int passage_rank(const CyclicBuilder *b, Passage at, int stage) {
+static inline int passage_rank(const CyclicBuilder *b, StagePass at, int stage) {
     return cyclic_rank(b->plan, passage_number(b, at), stage);
 }
 static inline Action cyclic_action(ActionKind kind, int unit, int storage, int micro, int step) {
@@ -87,7 +87,8 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
         schedule_add(list, a);
     }
 }
-static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, Passage at) {
+static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit,
+                                    StagePass at) {
     const Pieces pieces = cyclic_pieces(b->plan);
     Action a = cyclic_action(kind, unit, -1, at.piece, at.step);
     a.rows = piece_rows(&pieces, b->program->samples, NULL, at.piece, &a.first_row);
@@ -105,7 +106,7 @@ static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool b
     units.units = part < units.units;
     return units;
 }
-static inline void cyclic_forward(CyclicBuilder *b, Passage at, int part) {
+static inline void cyclic_forward(CyclicBuilder *b, StagePass at, int part) {
     const Stage units = cyclic_part(b->plan, at.stage, part, false);
     Schedule *list = cyclic_list(b, passage_rank(b, at, at.stage));
     for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
@@ -117,7 +118,7 @@ static inline void cyclic_forward(CyclicBuilder *b, Passage at, int part) {
 }
 // Adds REDUCE for the gradients that a unit completes. With the last piece of the step their owner
 // updates, too.
-static inline void cyclic_sums(CyclicBuilder *b, Passage at, int unit) {
+static inline void cyclic_sums(CyclicBuilder *b, StagePass at, int unit) {
     const UnitMap *map = &b->program->map;
     const int rank = passage_rank(b, at, at.stage);
     const bool updates = at.piece == b->program->micro_batches - 1 && !b->plan->waits &&
@@ -130,7 +131,7 @@ static inline void cyclic_sums(CyclicBuilder *b, Passage at, int unit) {
         if (updates) { cyclic_add(b, rank, ACT_UPDATE, storage, -1, at.step); }
     }
 }
-static inline void cyclic_backward(CyclicBuilder *b, Passage at, int part) {
+static inline void cyclic_backward(CyclicBuilder *b, StagePass at, int part) {
     const Stage units = cyclic_part(b->plan, at.stage, part, true);
     Schedule *list = cyclic_list(b, passage_rank(b, at, at.stage));
     for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
@@ -149,7 +150,7 @@ static inline void cyclic_backward(CyclicBuilder *b, Passage at, int part) {
     }
 }
 // Sends the gradient of a storage to its owner, and adds it to the sum.
-static inline void cyclic_pass_sum(CyclicBuilder *b, Passage at, int storage, bool later) {
+static inline void cyclic_pass_sum(CyclicBuilder *b, StagePass at, int storage, bool later) {
     const CyclicPlan *p = b->plan;
     const int from = passage_rank(b, at, at.stage),
               to = cyclic_sum_to(p, passage_number(b, at), at.stage);
@@ -164,7 +165,7 @@ static inline void cyclic_pass_sum(CyclicBuilder *b, Passage at, int storage, bo
 // Sends gradients at the end of their part of the slot. They are added one slot later. The last one
 // is added at once, since the update follows, except that mode zero gives it a slot to travel.
 // later: this is the slot after that of the backward pass.
-static inline void cyclic_pass_sums(CyclicBuilder *b, Passage at, int part, bool later) {
+static inline void cyclic_pass_sums(CyclicBuilder *b, StagePass at, int part, bool later) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
     const Stage units = cyclic_part(p, at.stage, part, true);
@@ -189,19 +190,19 @@ static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map
 // Sends the parameters that leave at the end of this part of a slot, of this step and of earlier
 // ones. made: in mode zero, selects the messages of versions that were made in this slot (true) or
 // before (false).
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool made) {
+static inline void cyclic_send_params(CyclicBuilder *b, int slot, int part, bool made) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
     const int period = cyclic_period(p);
     for (int k = 0; k < b->routes.count; k++) {
-        const HandBack *h = &b->routes.message[k];
+        const ParamsMessage *h = &b->routes.message[k];
         const bool now = h->use < 0 ||
                          h->slot == cyclic_update_slot(p, h->stage) + period * (h->version - 1),
                    // the embedding has no input gradient
             unread = h->use >= 0 && cyclic_use_is_backward(p, h->use);
         const int behind = (h->slot - slot) / period; // in steps
         if ((h->use < 0 && h->slot < slot) || now != made || (h->slot - slot) % period ||
-            !hand_back_of(h, b->step - behind)) {
+            !params_message_in_step(h, b->step - behind)) {
             continue;
         }
         for (int storage = 0; storage < (h->head ? 1 : map->storages); storage++) {
@@ -219,7 +220,7 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool m
 }
 // Sends what crosses to another rank at the end of a piece's slot: activations, their gradients,
 // and the head's part of the gradient of wte.
-static inline void cyclic_cross(CyclicBuilder *b, bool backward, Passage at) {
+static inline void cyclic_cross(CyclicBuilder *b, bool backward, StagePass at) {
     const CyclicPlan *p = b->plan;
     const Stage *units = &p->cut.stage[at.stage];
     const int next = backward ? at.stage - 1 : at.stage + 1, from = passage_rank(b, at, at.stage),
@@ -309,12 +310,12 @@ static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     for (int pass = 0; pass < 2; pass++) {
         for (int k = 0; k < 2 * p->N * p->N; k++) {
-            const Passage at = passage_of(p, k);
+            const StagePass at = passage_of(p, k);
             const int behind = slot - passage_slot(p, at, true);
             const bool later = at.piece < p->N - 1 || cyclic_adds_later(p, at.stage);
             if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, at, 0, pass); }
         }
-        if (!pass) { cyclic_hand_back(b, slot, 0, false); }
+        if (!pass) { cyclic_send_params(b, slot, 0, false); }
     }
 }
 // Adds a part of a slot. Backward passes precede forward passes, because on one rank the next
@@ -326,7 +327,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const int first = max_i64(0, slot / 2 - p->N) * p->N, end = (slot / 2 + 1) * p->N;
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
-            const Passage at = passage_of(p, k);
+            const StagePass at = passage_of(p, k);
             if (passage_slot(p, at, backward) == slot) {
                 (backward ? cyclic_backward : cyclic_forward)(b, at, part);
             }
@@ -334,7 +335,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     }
     if (p->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = first; k < end; k++) {
-        const Passage at = passage_of(p, k);
+        const StagePass at = passage_of(p, k);
         const int behind = slot - passage_slot(p, at, true);
         if (p->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) {
             cyclic_pass_sums(b, at, part, behind == 1);
@@ -346,7 +347,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     if (last) { // before the parameters that wait for it
         (cyclic_by_micro(p) ? cyclic_stats_of_ranks : cyclic_stats_of_stages)(b, slot);
     }
-    cyclic_hand_back(b, slot, part, true);
+    cyclic_send_params(b, slot, part, true);
 }
 
 // Builds the window of step `step`, for steps of `samples` samples. The caller has set the map, the

@@ -34,30 +34,16 @@ typedef struct {
     // embedding's action makes it, and this is ACTION_KINDS; if the embedding is on another stage,
     // TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
-    int classifier; // storage of the classifier's table
-    // [storages] slot that holds the gathered parameters, the gradient; -1: a separate buffer
-    int *param_slot, *grad_slot;
-    bool *gathers;       // [storages] parameters need a PREFETCH before each use; else they stay
-    bool *reduces_often; // [storages] REDUCE runs in each micro-batch; else once in a step
-    // [storages] first storage of the bucket in which its gradient travels (state/planned.h); -1:
-    // it travels alone
-    int *bucket;
-    bool copies; // hpZ: a gather leaves secondary copies, which later gathers use
-    bool *tied;  // [storages] used by several stages: its gradient is reduced last
-    int *pieces; // [storages] pieces in which states on the host are updated; 0: none there
-    // [storages] last storage of the wave in which its matrices are made orthogonal, which is in
-    // sequence (state/matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE.
-    // NULL: no storage has matrices
-    int *wave;
+    int classifier;    // storage of the classifier's table
+    StorageRule *rule; // [storages] (state/planned.h)
+    bool copies;       // hpZ: a gather leaves secondary copies, which later gathers use
     // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
     // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
-    bool *on_disk; // [storages] some states are on disk: READ before, WRITE after the update
     // Host updates run one step late, while the device computes with the previous version.
     bool delays;
-    SumPlace *sums; // [storages] place of the gradient's sum between micro-batches
-    int *stage;     // [units] stage of a unit; NULL: one stage, or no clipping
-    bool *stash;    // [units] activations are on the host between the passes; NULL: none
+    int *stage;  // [units] stage of a unit; NULL: one stage, or no clipping
+    bool *stash; // [units] activations are on the host between the passes; NULL: none
     // The stash has the inputs of units, because all else is recomputed; else what is inside units.
     bool stash_inputs;
     // Storage that stays acquired from the head's backward pass to the embedding's weight part,
@@ -122,7 +108,7 @@ static inline bool program_sends_norms(const Program *p, int unit) {
 
 // Does a storage's update have the parts DIRECT and ORTHOGONALISE before UPDATE?
 static inline bool map_has_matrices(const UnitMap *map, int storage) {
-    return map->wave && map->wave[storage] >= 0;
+    return map->rule && map->rule[storage].wave >= 0;
 }
 static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
     return (map->of_unit_count[unit] > 0 && map->of_unit[unit][0] == storage) ||
@@ -175,9 +161,8 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.param_slot, p->map.grad_slot,
-             p->map.gathers, p->map.reduces_often, p->map.bucket, p->map.tied, p->map.pieces,
-             p->map.wave, p->map.on_disk, p->map.sums, p->map.stage, p->map.stash, p->limits);
+    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.rule, p->map.stage, p->map.stash,
+             p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.
@@ -392,8 +377,8 @@ static inline void schedule_print(FILE *to, const Program *p) {
                 fprintf(to, " step %" PRId64, a->step);
             }
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
-            if (a->near) { fprintf(to, " near"); }
-            if (a->storage >= 0 && p->map.pieces && p->map.pieces[a->storage] &&
+            if (a->secondary) { fprintf(to, " near"); }
+            if (a->storage >= 0 && p->map.rule && p->map.rule[a->storage].pieces &&
                 action_is(a->kind, OF_PIECES)) {
                 fprintf(to, " piece %d", a->use);
             }

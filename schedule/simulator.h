@@ -63,9 +63,10 @@ static inline StorageTimes *simulator_storage(const Simulation *s, int rank, int
 }
 // Points to the time at which the buffer of a storage's gradient is free.
 static inline double *simulator_left(const Simulation *s, int rank, int storage) {
-    const int *slots = s->program->map.grad_slot;
-    return slots && slots[storage] >= 0 ? &simulator_storage(s, rank, slots[storage])->left_of_slot
-                                        : &simulator_storage(s, rank, storage)->left;
+    const StorageRule *rule = s->program->map.rule;
+    const int slot = rule ? rule[storage].grad_slot : -1;
+    return slot >= 0 ? &simulator_storage(s, rank, slot)->left_of_slot
+                     : &simulator_storage(s, rank, storage)->left;
 }
 // Points to the time at which the data that a message carries is received. Nothing waits for step
 // statistics.
@@ -131,12 +132,12 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
     if (a->kind == ACT_ACQUIRE) { simulator_wait(me, storage->ready); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { simulator_wait(me, storage->sum); }
     if (a->kind == ACT_ORTHOGONALISE) { simulator_wait(me, me->comm); }
-    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->pieces &&
-        map->pieces[a->storage]) {
+    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->rule &&
+        map->rule[a->storage].pieces) {
         simulator_wait(me, me->link);
     }
-    if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->on_disk &&
-        map->on_disk[a->storage]) {
+    if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->rule &&
+        map->rule[a->storage].on_disk) {
         simulator_wait(me, *simulator_came(me, 1));
     }
     if (a->kind == ACT_WRITE) { me->disk = fmax(me->disk, me->link); }

@@ -219,8 +219,6 @@ static inline uint64_t touch_input_name(int unit, int micro) {
 static inline uint64_t touch_contribution(int unit, int storage) {
     return touch_name(NAME_CONTRIBUTION, unit, storage);
 }
-static inline int64_t touch_slot(const int *slots, int storage) {
-    return slots && slots[storage] >= 0 ? slots[storage] : -1 - storage;
-}
+static inline int64_t touch_slot(int slot, int storage) { return slot >= 0 ? slot : -1 - storage; }
 
 #endif

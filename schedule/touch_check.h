@@ -220,7 +220,7 @@ static inline bool touch_in_range(const TouchCheck *c, int rank, const Action *a
         return false;
     }
     const bool of_micro = of_unit || piece || action_is(a->kind, OF_MICRO) ||
-                          (a->kind == ACT_REDUCE && of->map.reduces_often[a->storage]);
+                          (a->kind == ACT_REDUCE && of->map.rule[a->storage].reduces_often);
     const int step = p->cyclic ? of->micro_batches / p->spans : 0;
     if (of_unit && (a->unit < 0 || a->unit >= of->map.units || a->rows < 0 || a->first_row < 0 ||
                     a->rows > of->samples || a->first_row > of->samples - a->rows)) {
@@ -255,7 +255,7 @@ static inline void touch_visit(void *context, int rank, const Action *a, int pee
     touch_apply_all(c, rank, a);
     if (!c->plan.cyclic && action_is(a->kind, COLLECTIVE)) {
         uint64_t *all = &c->collectives[rank * c->plan.program->map.storages + a->storage];
-        *all = mix64(*all ^ touch_name((uint64_t)a->kind, a->micro, a->near));
+        *all = mix64(*all ^ touch_name((uint64_t)a->kind, a->micro, a->secondary));
     }
 }
 
@@ -353,7 +353,7 @@ static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
     TouchPlan p = {.program = of, .cyclic = cyclic, .model = model, .spans = 1};
     const size_t ranks = of->ranks, micros = max_i64(1, of->micro_batches);
     for (int s = 0; s < map->storages && !cyclic; s++) {
-        p.spans = map->reduces_often[s] ? (int)micros : p.spans;
+        p.spans = map->rule[s].reduces_often ? (int)micros : p.spans;
     }
     if (cyclic) {
         p.pieces = cyclic_pieces(cyclic);
@@ -391,13 +391,15 @@ static inline void touch_begin(TouchCheck *c) {
         for (int s = 0; s < map->storages; s++) {
             const uint64_t version = touch_version_name(s, 0);
             if (p->cyclic) {
-                if (p->p2p[r].places[s]) {
+                if (p->p2p[r].storage[s].places) {
                     touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s, 0, version);
                 }
                 continue;
             }
             touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, version);
-            if (!map->gathers[s]) { touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version); }
+            if (!map->rule[s].gathers) {
+                touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version);
+            }
             if (map->copies && p->program->forward_only) {
                 touch_add(p, TOUCH_WRITE, RES_COPIES, s, 0, version);
             }
@@ -417,7 +419,7 @@ static inline void touch_end_rank(TouchPlan *p, int rank) {
     for (int s = 0; s < map->storages && !of->forward_only; s++) {
         const uint64_t version = touch_version_name(s, steps);
         if (p->cyclic) {
-            const int places = p->p2p[rank].places[s];
+            const int places = p->p2p[rank].storage[s].places;
             if (places) {
                 touch_add(p, TOUCH_READ, RES_PARAMETERS, s, touch_place(steps, places), version);
             }
@@ -425,7 +427,7 @@ static inline void touch_end_rank(TouchPlan *p, int rank) {
         }
         if (!p->member[rank * map->storages + s]) { continue; }
         touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, version);
-        if (!map->gathers[s]) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
+        if (!map->rule[s].gathers) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
         if (map->delays) { touch_whole_sum(p, TOUCH_READ, rank, s); }
     }
     if (p->cyclic) {

@@ -48,7 +48,7 @@ static inline bool validator_begin(Validator *v, int rank, const Action *a) {
                good_storage = a->storage >= 0 && a->storage < p->map.storages,
                of_micro =
                    of_unit || action_is(a->kind, OF_MICRO) ||
-                   (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
+                   (a->kind == ACT_REDUCE && good_storage && p->map.rule[a->storage].reduces_often);
     const bool good_unit = a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 &&
                            a->first_row >= 0 && a->rows <= p->samples &&
                            a->first_row <= p->samples - a->rows,
@@ -146,8 +146,8 @@ static inline void validate_order(Validator *v, int q, int r) {
     do {
         x = validator_next_shared(v, q, r, &i);
         y = validator_next_shared(v, r, q, &j);
-        const bool same =
-            x && y && x->kind == y->kind && x->storage == y->storage && x->near == y->near;
+        const bool same = x && y && x->kind == y->kind && x->storage == y->storage &&
+                          x->secondary == y->secondary;
         if (!same && (x || y)) {
             validator_fail(v, "rank %d: %s of storage %d where rank %d has %s of storage %d", r,
                            y ? action_name(y->kind) : "nothing", y ? y->storage : -1, q,
@@ -270,7 +270,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->map = &p->map;
     v->spans = 1;
     for (int s = 0; s < p->map.storages; s++) {
-        v->spans = p->map.reduces_often[s] ? max_i64(p->micro_batches, 1) : v->spans;
+        v->spans = p->map.rule[s].reduces_often ? max_i64(p->micro_batches, 1) : v->spans;
     }
     v->ranks = new_array(RankRun, ranks, "validator");
     v->units = new_array(UnitRun, micros * units, "validator");

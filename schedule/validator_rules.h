@@ -126,7 +126,8 @@ static inline StorageRun *storage_run(const Validator *v, int storage) {
     return &v->storages[v->rank * v->map->storages + storage];
 }
 static inline SpanRun *span_run(const Validator *v, int micro, int storage) {
-    const size_t span = v->rank * (size_t)v->spans + (v->map->reduces_often[storage] ? micro : 0);
+    const size_t span =
+        v->rank * (size_t)v->spans + (v->map->rule[storage].reduces_often ? micro : 0);
     return &v->span[span * v->map->storages + storage];
 }
 
@@ -432,15 +433,15 @@ static inline void validate_receive(Validator *v, const Action *a) {
 // Point to the storage that is in the slot of a storage's parameters, or gradient; NULL if it
 // shares none.
 static inline int *validator_in_params(const Validator *v, int storage) {
-    const int *slots = v->map->param_slot;
-    return slots && slots[storage] >= 0 ? &storage_run(v, slots[storage])->in_params : NULL;
+    const int slot = v->map->rule ? v->map->rule[storage].param_slot : -1;
+    return slot >= 0 ? &storage_run(v, slot)->in_params : NULL;
 }
 static inline int *validator_in_grads(const Validator *v, int storage) {
-    const int *slots = v->map->grad_slot;
-    return slots && slots[storage] >= 0 ? &storage_run(v, slots[storage])->in_grads : NULL;
+    const int slot = v->map->rule ? v->map->rule[storage].grad_slot : -1;
+    return slot >= 0 ? &storage_run(v, slot)->in_grads : NULL;
 }
 static inline SumPlace validator_sum_place(const Validator *v, int storage) {
-    return v->map->sums ? v->map->sums[storage] : SUM_STAYS;
+    return v->map->rule ? v->map->rule[storage].sum : SUM_STAYS;
 }
 static inline void validate_contribution(Validator *v, const Action *a, int storage) {
     SpanRun *span = span_run(v, a->micro, storage);
@@ -458,13 +459,14 @@ static inline void validate_contribution(Validator *v, const Action *a, int stor
 }
 // The storages of a bucket are reduced one directly after another, in their order.
 static inline void validate_bucket(Validator *v, const Action *a) {
-    const int *first = v->map->bucket, at = a->storage;
+    const StorageRule *rule = v->map->rule;
+    const int at = a->storage, bucket = rule ? rule[at].bucket : -1;
     RankRun *rank = rank_run(v);
-    if (!first || first[at] < 0) { return; }
-    const int next = rank->in_bucket ? rank->in_bucket - 1 : first[at];
+    if (bucket < 0) { return; }
+    const int next = rank->in_bucket ? rank->in_bucket - 1 : bucket;
     refuse(v, at != next || (rank->in_bucket && a->micro != rank->bucket_micro),
            "storage %d is the next one in its bucket", next);
-    rank->in_bucket = at && first[at - 1] == first[at] ? at : 0;
+    rank->in_bucket = at && rule[at - 1].bucket == bucket ? at : 0;
     rank->bucket_micro = a->micro;
 }
 static inline void validate_reduce(Validator *v, const Action *a) {
@@ -493,7 +495,7 @@ static inline void validate_sum(Validator *v, const Action *a) {
 static inline void validate_norm(Validator *v) {
     for (int s = 0; s < v->map->storages; s++) {
         const StorageRun *me = storage_run(v, s);
-        const int spans = v->map->reduces_often[s] ? v->spans : 1;
+        const int spans = v->map->rule[s].reduces_often ? v->spans : 1;
         for (int i = 0; i < spans && me->member; i++) {
             refuse(v, !span_run(v, i, s)->reduced, "storage %d is not reduced", s);
         }
@@ -514,14 +516,14 @@ static inline void validate_version(Validator *v, const Action *a) {
            a->version);
 }
 static inline void validate_gather(Validator *v, const Action *a) {
-    const bool gathers = v->map->gathers[a->storage];
+    const bool gathers = v->map->rule[a->storage].gathers;
     StorageRun *me = v->storage;
     int *user = validator_in_params(v, a->storage);
     validate_version(v, a);
     refuse(v, me->acquired || (gathers && me->flying), "its parameters are in use");
     refuse(v, user && *user >= 0, "its slot holds storage %d", user ? *user : -1);
     // a pass that does not train uses the copies if they exist
-    refuse(v, a->near && !me->gathered && !v->program->forward_only,
+    refuse(v, a->secondary && !me->gathered && !v->program->forward_only,
            "no gather has made the copies");
     if (user) { *user = a->storage; }
     me->flying = me->gathered = gathers;
@@ -531,7 +533,7 @@ static inline void validate_acquire(Validator *v, const Action *a) {
     refuse(v, me->acquired, "is acquired already");
     me->acquired = true;
     validate_version(v, a);
-    refuse(v, v->map->gathers[a->storage] && !me->flying, "no gather is under way");
+    refuse(v, v->map->rule[a->storage].gathers && !me->flying, "no gather is under way");
 }
 static inline void validate_release(Validator *v, const Action *a) {
     StorageRun *me = v->storage;
@@ -551,13 +553,13 @@ static inline void validate_after_norm(Validator *v, const Action *a) {
 // Returns how often a piece of a storage's states comes in a step, times the storage's pieces.
 static inline int validator_pieces(const Validator *v, int storage) {
     const UnitMap *map = v->map;
-    return map->pieces ? map->pieces[storage] * (map_has_matrices(map, storage) ? 2 : 1) : 0;
+    return map->rule ? map->rule[storage].pieces * (map_has_matrices(map, storage) ? 2 : 1) : 0;
 }
 static inline void validate_there(Validator *v, const Action *a, int pieces) {
     const StorageRun *me = v->storage;
     refuse(v,
            pieces && (a->use != me->made || a->use >= me->begun ||
-                      (v->map->on_disk[a->storage] && a->use >= me->read)),
+                      (v->map->rule[a->storage].on_disk && a->use >= me->read)),
            "piece %d is not there", a->use);
 }
 // DIRECT: the first part of an update with whole matrices.
@@ -604,7 +606,7 @@ static inline void validate_piece(Validator *v, const Action *a) {
     int *count = begins ? &me->begun : &me->ended, *slots = &rank_run(v)->slots;
     refuse(v, a->use != *count || a->use >= pieces, "piece %d is not the next one", a->use);
     refuse(v, !begins && a->use >= me->made, "piece %d is not updated", a->use);
-    refuse(v, begins && !map->cpu_update && map->on_disk[a->storage] && a->use >= me->read,
+    refuse(v, begins && !map->cpu_update && map->rule[a->storage].on_disk && a->use >= me->read,
            "piece %d is not on the host", a->use);
     refuse(v, begins && *slots == MOVING_PIECES, "its slot is taken");
     if (begins && (map->cpu_update || validator_sum_place(v, a->storage) != SUM_STAYS)) {
@@ -622,7 +624,7 @@ static inline void validate_stored(Validator *v, const Action *a) {
     const bool reads = a->kind == ACT_READ;
     int *count = reads ? &me->read : &me->written, *stored = &rank_run(v)->stored;
     refuse(v,
-           !v->map->on_disk[a->storage] || a->use != *count ||
+           !v->map->rule[a->storage].on_disk || a->use != *count ||
                a->use >= validator_pieces(v, a->storage),
            "piece %d is not the next one on disk", a->use);
     refuse(v, reads && *stored == DISK_PIECES, "its buffer on the host is taken");

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure
-from text_sources import NO_UTF8, Item, add_lost, documents_of
+from text_sources import BAD_RECORD, NO_UTF8, Item, add_lost, documents_of
 
 WAITING = 4  # results for each worker
 CHANGED = "that the tokenizer has no tokens for, or changes"
@@ -81,11 +81,12 @@ class Encoder:
         return result
 
     def items(self, block, result):
-        def bad(reason):
+        def bad(reason, size):
             if not self.rules.skip:
                 raise Failure(EXIT_INPUT, f"{reason} (--skip-bad leaves such records out)")
             result.left_out += 1
             result.reason = result.reason or reason
+            add_lost(result.lost, {block.path: {BAD_RECORD: size}})
 
         for text in documents_of(block, self.rules, self.tokenizer.forbidden, bad):
             text, data, lost = clean(text)

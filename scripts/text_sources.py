@@ -37,6 +37,7 @@ CONTEXT = 256  # characters before a piece of a text, which a tokenizer sees wit
 MARK, WIDE_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Why bytes of a file do not come back from its tokens.
 NO_MARK, NO_UTF8 = "of a byte order mark, left out", "that are no UTF-8, replaced by U+FFFD"
+BAD_RECORD = "of records that cannot be read, left out"
 
 SPOOL = ".stdin"  # ending of the file that holds standard input
 COMPRESSED = (".gz", ".zst")
@@ -500,8 +501,8 @@ READERS = {
 
 
 def documents_of(block, rules, forbidden, bad):
-    """The documents of a block of records. Reasons why one cannot be read go to bad(), which raises
-    Failure or does not."""
+    """The documents of a block of records. Reasons why one cannot be read go to bad(), with its
+    bytes; it raises Failure or does not."""
     cut, read = READERS[block.kind]
     records = cut(block.data)
     for number, record in enumerate(records, block.first):
@@ -514,7 +515,8 @@ def documents_of(block, rules, forbidden, bad):
             if forbidden and forbidden in text:
                 raise Bad(f"the text has the character {forbidden!r}, which ends texts")
         except Bad as reason:
-            bad(f"{block.path}: record {number}: {reason}")
+            data = record if isinstance(record, bytes) else str(record).encode(errors="replace")
+            bad(f"{block.path}: record {number}: {reason}", len(data))
             continue
         for part in text.split(END_OF_TEXT) if rules.split else [text]:
             part = part.strip("\n") if rules.split else part

@@ -34,12 +34,14 @@ typedef struct {
     int blocks; // their blocks that may share slots
 } OwnerList;
 typedef struct {
-    int count;        // different lists of ranks
-    OwnerList *lists; // [count]
-    int *of;          // [storages] index of the list of its ranks
-    bool *tied;       // [storages] several stages use it, or blocks that alternate with others
-    // [storages] whether it is a block that shares slots with others; tied storages do not
-    bool *turns;
+    int list;   // index of the list of its ranks
+    bool tied;  // several stages use it, or blocks that alternate with others
+    bool turns; // it is a block that shares slots with others; tied storages do not
+} StorageOwners;
+typedef struct {
+    int count;              // different lists of ranks
+    OwnerList *lists;       // [count]
+    StorageOwners *storage; // [storages]
 } Owners;
 
 // Returns which stages use each storage: [storages][stages].
@@ -78,9 +80,7 @@ static inline OwnerList placement_list_ranks(const Placement *p, const bool *use
 static inline Owners owners_new(const GptModel *m) {
     const Owners h = {.count = 0,
                       .lists = new_array(OwnerList, m->storages, "owners"),
-                      .of = new_array(int, m->storages, "owners"),
-                      .tied = new_array(bool, m->storages, "owners"),
-                      .turns = new_array(bool, m->storages, "owners")};
+                      .storage = new_array(StorageOwners, m->storages, "owners")};
     return h;
 }
 // Gives a storage its list of ranks, which is added if it is new, and otherwise freed.
@@ -96,10 +96,11 @@ static inline void owners_set(Owners *h, const GptModel *m, int storage, OwnerLi
     } else {
         h->lists[h->count++] = list;
     }
-    h->of[storage] = k;
-    h->tied[storage] = tied;
-    h->turns[storage] = gpt_storage_is_block(m, storage) && !tied;
-    h->lists[k].blocks += h->turns[storage];
+    StorageOwners *x = &h->storage[storage];
+    x->list = k;
+    x->tied = tied;
+    x->turns = gpt_storage_is_block(m, storage) && !tied;
+    h->lists[k].blocks += x->turns;
 }
 static inline Owners owners_make(const GptModel *m, const Placement *p) {
     Owners h = owners_new(m);
@@ -115,24 +116,23 @@ static inline Owners owners_make(const GptModel *m, const Placement *p) {
     return h;
 }
 // Each storage has one rank, its owner.
-static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
+static inline Owners owners_of_p2p(const GptModel *m, const P2pStorage *p2p) {
     Owners h = owners_new(m);
     for (int i = 0; i < m->storages; i++) {
         const OwnerList one = {.n = 1, .ranks = new_array(int, 1, "owners")};
-        one.ranks[0] = owner[i];
+        one.ranks[0] = p2p[i].owner;
         owners_set(&h, m, i, one, false);
     }
     return h;
 }
 static inline void owners_free(Owners *h) {
     for (int i = 0; i < h->count; i++) { free(h->lists[i].ranks); }
-    free(h->lists);
-    free(h->of);
-    free(h->tied);
-    free(h->turns);
+    free_all(h->lists, h->storage);
 }
 // Returns how many ranks own a storage.
-static inline int holders_of(const Owners *h, int storage) { return h->lists[h->of[storage]].n; }
+static inline int owner_count(const Owners *h, int storage) {
+    return h->lists[h->storage[storage].list].n;
+}
 
 // Return whether the whole parameters, or the whole gradient, of a storage exist only during each
 // use. A single rank has no gradients to divide.
@@ -141,22 +141,22 @@ static inline bool zero_param_on_host(const ZeroPolicy *z, int storage) {
 }
 static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storage) {
     return z->p2p ? z->p2p->borrows
-                  : (z->stage >= 3 && !h->tied[storage]) || zero_param_on_host(z, storage);
+                  : (z->stage >= 3 && !h->storage[storage].tied) || zero_param_on_host(z, storage);
 }
 // also if sums leave the device
 static inline int zero_gradient_stage(const ZeroPolicy *z) {
     return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
 static inline SumPlace zero_sum_place(const Offload *o, const Owners *h, int storage) {
-    const bool alone = holders_of(h, storage) == 1 && h->turns[storage];
+    const bool alone = owner_count(h, storage) == 1 && h->storage[storage].turns;
     return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS
            : alone                                  ? SUM_COMES_BACK
                                                     : SUM_IS_ADDED;
 }
 // the gradient, from stage 2 on
 static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storage) {
-    return !h->tied[storage] &&
-           (holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
+    return !h->storage[storage].tied && (owner_count(h, storage) > 1 ||
+                                         zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
 }
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
     return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
@@ -167,9 +167,9 @@ static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_w
 // Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
 // save memory. on_host: its slice is on the host.
 static inline int shared_slot(const Owners *h, int storage, bool apart, bool on_host) {
-    const int n = holders_of(h, storage), blocks = h->lists[h->of[storage]].blocks;
+    const int n = owner_count(h, storage), blocks = h->lists[h->storage[storage].list].blocks;
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = h->turns[storage] && (on_host || spared >= SHARED_SLOTS);
+    bool shares = h->storage[storage].turns && (on_host || spared >= SHARED_SLOTS);
     return shares ? storage % SHARED_SLOTS : -1;
 }
 static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int storage) {
@@ -226,7 +226,7 @@ static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const O
                                  int storage) {
     if (!offload_has_states(z->offload, storage)) { return 0; }
     const int64_t longest =
-        store_slice(gpt_storage_elements(m, storage), holders_of(h, storage), zero_grain(z));
+        store_slice(gpt_storage_elements(m, storage), owner_count(h, storage), zero_grain(z));
     return (int)ceil_div(longest, offload_piece(m));
 }
 
@@ -319,7 +319,7 @@ typedef struct {
     ProcessGroup *process_groups; // [owners.count]
 } Layout;
 static inline const ProcessGroup *layout_process_group(const Layout *l, int storage) {
-    return &l->process_groups[l->owners.of[storage]];
+    return &l->process_groups[l->owners.storage[storage].list];
 }
 static inline bool layout_holds(const Layout *l, int storage) {
     return layout_process_group(l, storage)->all.me >= 0;
@@ -345,7 +345,7 @@ static inline int layout_me(const Layout *l, SliceKind kind, int storage) {
 
 static inline Layout layout_make(const GptModel *m, const Group *ranks, const Placement *placement,
                                  const ZeroPolicy *z) {
-    Layout l = {m, z->p2p ? owners_of_p2p(m, z->p2p->owner) : owners_make(m, placement), NULL};
+    Layout l = {m, z->p2p ? owners_of_p2p(m, z->p2p->storage) : owners_make(m, placement), NULL};
     for (int s = 0; s < placement->stages; s++) {
         if (z->partition > placement->stage[s].replicas) {
             die(EXIT_INPUT,

@@ -40,7 +40,7 @@ static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners
     int most = 1;
     if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
     for (int i = m->first_block; i < m->first_after; i++) {
-        most = max_i64(most, holders_of(h, i));
+        most = max_i64(most, owner_count(h, i));
     }
     const int64_t blocks =
         most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));
@@ -63,7 +63,6 @@ typedef struct {
     // floats: of the directions of a wave; of the matrices of which this rank is home; of the
     // largest matrix, if matrices arrive in pieces; bytes of the iteration's scratch memory
     int64_t directions, gathered, whole, scratch;
-    char *base; // their memory, in this order
 } Matrices;
 
 // Returns how many elements of a part are in a slice; *begin: the first of them in the storage.
@@ -196,7 +195,7 @@ static inline void matrices_free(Matrices *x, int storages) {
     memset(x, 0, sizeof *x);
 }
 
-// The memory of directions, of gathered matrices, of one whole matrix, and of the scratch.
+// The memory at `base`: directions, gathered matrices, one whole matrix, and the scratch.
 static inline int64_t matrices_round(int64_t floats) {
     return round_up(floats * (int64_t)sizeof(float), 256);
 }
@@ -204,17 +203,17 @@ static inline int64_t matrices_bytes(const Matrices *x) {
     return matrices_round(x->directions) + matrices_round(x->gathered) + matrices_round(x->whole) +
            x->scratch;
 }
-static inline float *matrices_directions(const Matrices *x, const MatrixExchange *e) {
-    return (float *)(void *)x->base + e->directions;
+static inline float *matrices_directions(char *base, const MatrixExchange *e) {
+    return (float *)(void *)base + e->directions;
 }
-static inline float *matrices_gathered(const Matrices *x, const MatrixExchange *e) {
-    return (float *)(void *)(x->base + matrices_round(x->directions)) + e->gathered;
+static inline float *matrices_gathered(char *base, const Matrices *x, const MatrixExchange *e) {
+    return (float *)(void *)(base + matrices_round(x->directions)) + e->gathered;
 }
-static inline float *matrices_whole(const Matrices *x) {
-    return (float *)(void *)(x->base + matrices_round(x->directions) + matrices_round(x->gathered));
+static inline float *matrices_whole(char *base, const Matrices *x) {
+    return (float *)(void *)(base + matrices_round(x->directions) + matrices_round(x->gathered));
 }
-static inline void *matrices_scratch(const Matrices *x) {
-    return x->base + matrices_bytes(x) - x->scratch;
+static inline void *matrices_scratch(char *base, const Matrices *x) {
+    return base + matrices_bytes(x) - x->scratch;
 }
 
 #endif

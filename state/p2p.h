@@ -28,30 +28,30 @@
 #include "state/store.h"
 
 static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
-    return &s->requests[storage * REQUEST_KINDS + kind];
+    return &s->flight.requests[storage * REQUEST_KINDS + kind];
 }
 static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
                                                       RequestKind kind) {
-    return store_requests(s, storage, kind) + version % s->policy.p2p->places[storage];
+    return store_requests(s, storage, kind) + version % s->plan.policy.p2p->storage[storage].places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
     // a deferred operation must not wait: deferred_requests() has named every message that it needs
-    assert(!s->in_deferred || !m->count);
-    for (int i = 0; i < m->count; i++) { comm_wait(s->comm, &m->open[i]); }
+    assert(!s->flight.in_deferred || !m->count);
+    for (int i = 0; i < m->count; i++) { comm_wait(s->memory.comm, &m->open[i]); }
     m->count = 0;
 }
 // Posts a message of a storage's whole parameters or gradient (kind), to or from `peer`.
 static inline void requests_post(Store *s, PendingRequests *m, bool send, StateKind kind,
                                  int storage, int64_t step, int peer, int channel, void *data) {
     const CommLabel label = {kind == STATE_GRADIENT ? "gradient" : "parameters", storage, step};
-    m->open[m->count++] = comm_message_begin(s->comm, label, send, peer, channel, data,
-                                             store_full_bytes(s, kind, storage));
+    m->open[m->count++] = comm_message_begin(s->memory.comm, label, send, peer, channel, data,
+                                             store_full_bytes(&s->plan, kind, storage));
 }
 // Returns the first message that is not known to be complete; number 0 if all are, and then the
 // list is empty.
 static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
-        if (!comm_known_complete(s->comm, m->open[i])) { return m->open[i]; }
+        if (!comm_known_complete(s->memory.comm, m->open[i])) { return m->open[i]; }
     }
     const CommRequest none = {.number = 0};
     m->count = 0;
@@ -61,17 +61,19 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->policy.p2p->places[storage] && version <= s->progress[storage].version &&
-           version + s->policy.p2p->places[storage] > s->progress[storage].version);
+    assert(s->plan.policy.p2p->storage[storage].places &&
+           version <= s->flight.progress[storage].version &&
+           version + s->plan.policy.p2p->storage[storage].places >
+               s->flight.progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
 // content are complete.
 static inline void store_open_version(Store *s, int storage, int64_t version) {
-    assert(version == s->progress[storage].version + 1);
+    assert(version == s->flight.progress[storage].version + 1);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
-    s->progress[storage].version = version;
+    s->flight.progress[storage].version = version;
 }
 static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
                                          int peer, int64_t step) {
@@ -92,7 +94,7 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
     PendingRequests *requests =
         send ? store_version_requests(s, storage, version, REQUEST_SEND)
              : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
-    assert(send == store_holds(s, storage));
+    assert(send == store_holds(&s->plan, storage));
     if (!send) { requests_wait(s, requests); }
     requests_post(s, requests, send, STATE_PARAMETERS, storage, step, peer, 0,
                   store_at(s, STATE_PARAMETERS, storage, send ? version : slot));
@@ -100,14 +102,14 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
-    const int owner = s->policy.p2p->owner[storage];
-    const int64_t version = s->progress[storage].version;
-    if (owner != s->comm->rank) {
+    const int owner = s->plan.policy.p2p->storage[storage].owner;
+    const int64_t version = s->flight.progress[storage].version;
+    if (owner != s->memory.comm->rank) {
         store_pass_borrowed(s, false, storage, version, slot, owner, step);
         return;
     }
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
-    for (int to = 0; to < s->comm->ranks; to++) {
+    for (int to = 0; to < s->memory.comm->ranks; to++) {
         if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
     }
 }
@@ -116,84 +118,89 @@ static inline void store_broadcast(Store *s, int storage, int slot, int64_t step
 static inline void store_begin_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_open_version(s, storage, version);
-    if (before != store_newest(s, storage) && s->dtype == DTYPE_FP32) {
-        ops_copy(s->stream, store_newest(s, storage), before,
-                 store_full_bytes(s, STATE_GRADIENT, storage));
+    if (before != store_newest(s, storage) && s->plan.dtype == DTYPE_FP32) {
+        ops_copy(s->memory.stream, store_newest(s, storage), before,
+                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
     }
 }
 // Makes a version that equals the previous one, because this step does not update the storage.
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
-    s->progress[storage].noised = false;
-    if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
-    ops_copy(s->stream, store_newest(s, storage), before,
-             store_full_bytes(s, STATE_PARAMETERS, storage));
+    s->flight.progress[storage].noised = false;
+    if (before == store_newest(s, storage) || s->plan.dtype == DTYPE_FP32) { return; }
+    ops_copy(s->memory.stream, store_newest(s, storage), before,
+             store_full_bytes(&s->plan, STATE_PARAMETERS, storage));
 }
 // Sends the parameters from their owners to the ranks that compute with them, after masters were
 // written from outside. The previous version becomes a copy where it is not known. All ranks call
 // it.
 static inline void store_send_all(Store *s) {
-    const P2p *r = s->policy.p2p;
-    for (int i = 0; i < s->model->storages; i++) {
-        const size_t bytes = store_full_bytes(s, STATE_PARAMETERS, i);
-        for (int to = 0; to < s->comm->ranks; to++) {
-            const bool owner = r->owner[i] == s->comm->rank;
-            if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) {
+    const P2p *r = s->plan.policy.p2p;
+    for (int i = 0; i < s->plan.model->storages; i++) {
+        const size_t bytes = store_full_bytes(&s->plan, STATE_PARAMETERS, i);
+        for (int to = 0; to < s->memory.comm->ranks; to++) {
+            const bool owner = r->storage[i].owner == s->memory.comm->rank;
+            if (to == r->storage[i].owner || (!owner && to != s->memory.comm->rank) ||
+                !r->storage[i].taken[to]) {
                 continue;
             }
-            const CommLabel label = {"parameters", i, s->comm->step};
-            CommRequest request = comm_message_begin(
-                s->comm, label, owner, owner ? to : r->owner[i], 0, store_newest(s, i), bytes);
-            comm_wait(s->comm, &request);
+            const CommLabel label = {"parameters", i, s->memory.comm->step};
+            CommRequest request =
+                comm_message_begin(s->memory.comm, label, owner, owner ? to : r->storage[i].owner,
+                                   0, store_newest(s, i), bytes);
+            comm_wait(s->memory.comm, &request);
         }
-        if (!r->places[i]) { continue; }
-        char *other = store_at(s, STATE_PREVIOUS, i, s->progress[i].version + 1);
-        if (other != store_newest(s, i) && !s->knows_previous) {
-            ops_copy(s->stream, other, store_newest(s, i), bytes);
+        if (!r->storage[i].places) { continue; }
+        char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
+        if (other != store_newest(s, i) && !s->flight.knows_previous) {
+            ops_copy(s->memory.stream, other, store_newest(s, i), bytes);
         }
     }
 }
 
 // True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
 static inline bool *store_begun(Store *s, int storage, int64_t micro) {
-    return storage ? &s->progress[storage].summed : &s->head_begun[micro % s->policy.p2p->heads];
+    return storage ? &s->flight.progress[storage].summed
+                   : &s->flight.head_begun[micro % s->plan.policy.p2p->heads];
 }
 // Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
 // sum.
 static inline float *store_whole_of_step(const Store *s, int storage, int64_t micro) {
-    const Pieces *pieces = &s->policy.p2p->pieces;
+    const Pieces *pieces = &s->plan.policy.p2p->pieces;
     return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
 }
 // Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->policy.p2p;
+    const P2p *r = s->plan.policy.p2p;
     return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
                              : store_whole_of_step(s, storage, micro);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->policy.p2p;
+    const P2p *r = s->plan.policy.p2p;
     return !r->stays         ? store_whole_of_step(s, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
                              : store_making(s, storage, micro);
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
-static inline void store_await_place(Store *s, int storage) {
-    const P2p *r = s->policy.p2p;
+static inline void wait_gradient_buffer_free(Store *s, int storage) {
+    const P2p *r = s->plan.policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-    for (int i = 1; r->borrows && storage && i < s->model->storages; i++) {
-        if (r->grad_slot[i] == r->grad_slot[storage]) {
+    for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
+        if (r->storage[i].grad_slot == r->storage[storage].grad_slot) {
             requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
         }
     }
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
-    if (!*begun) { store_await_place(s, storage); }
-    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % s->policy.p2p->heads]); }
+    if (!*begun) { wait_gradient_buffer_free(s, storage); }
+    if (!storage) {
+        comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
+    }
     *accumulate = *begun;
     *begun = true;
     return store_making(s, storage, micro);
@@ -201,52 +208,52 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
 // Adds a gradient to the sum of those before it, or copies the first one.
 static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
                                         bool first) {
-    const int64_t elements = gpt_storage_elements(s->model, storage);
+    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
     if (first) {
-        ops_copy(s->stream, sum, gradient, (size_t)elements * sizeof(float));
+        ops_copy(s->memory.stream, sum, gradient, (size_t)elements * sizeof(float));
     } else {
-        ops_accumulate(s->stream, sum, gradient, elements);
+        ops_accumulate(s->memory.stream, sum, gradient, elements);
     }
 }
 // Ends a piece's gradient, and with the last piece that of its micro-batch. micro: number of the
 // piece through all steps; piece: number within the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
-    const P2p *r = s->policy.p2p;
-    const int64_t elements = gpt_storage_elements(s->model, storage);
+    const P2p *r = s->plan.policy.p2p;
+    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
     // the piece has no samples
     if (!*begun) {
-        ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate),
+        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate),
                  (size_t)elements * sizeof(float));
     }
     *begun = false;
     // for a piece without samples this has not happened yet
-    if (!storage) { comm_wait(s->comm, &s->head_coming[micro % r->heads]); }
-    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
-    if (made != piled) {
-        store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0);
+    if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
+    float *sum = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
+    if (made != sum) {
+        store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
     }
 }
 // Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns
 // the storage.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
-    const P2p *r = s->policy.p2p;
+    const P2p *r = s->plan.policy.p2p;
     const int in_step = piece_micro(&r->pieces, piece);
     float *made = store_whole(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
     // another rank's: sent to its owner as it is
-    if (!store_holds(s, storage)) { return; }
+    if (!store_holds(&s->plan, storage)) { return; }
     if (r->stays) {
         store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
                              in_step == 0);
     } else if (in_step > 0) {
-        ops_accumulate(s->stream, made, store_floats(s, STATE_MADE, storage, 0),
-                       gpt_storage_elements(s->model, storage));
+        ops_accumulate(s->memory.stream, made, store_floats(s, STATE_MADE, storage, 0),
+                       gpt_storage_elements(s->plan.model, storage));
     }
 }
 // Adds a part of a sum that was received: another rank's gradient, or its piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
-    const P2p *r = s->policy.p2p;
+    const P2p *r = s->plan.policy.p2p;
     // the gradients before this rank's own one are added up apart from it
     const bool apart = !r->stays && piece_micro(&r->pieces, piece) < r->rank;
     float *part = store_floats(s, STATE_RECEIVED, storage, 0);
@@ -264,20 +271,22 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
 // adds its own part.
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
                                    int64_t step) {
-    const size_t bytes = store_full_bytes(s, STATE_GRADIENT, storage);
+    const size_t bytes = store_full_bytes(&s->plan, STATE_GRADIENT, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
     float *made = store_making(s, storage, micro);
     if (!send) {
         const CommLabel label = {"gradient", storage, step};
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->head_coming[micro % s->policy.p2p->heads] =
-            comm_receive_begin(s->comm, label, peer, made, bytes);
+        s->flight.head_coming[micro % s->plan.policy.p2p->heads] =
+            comm_receive_begin(s->memory.comm, label, peer, made, bytes);
         *begun = true;
         return;
     }
     // the piece has no samples
-    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); }
+    if (!*begun) {
+        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate), bytes);
+    }
     *begun = false;
     requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
                   step, peer, 0, made);

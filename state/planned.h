@@ -8,7 +8,6 @@
 #include "base/base.h"
 #include "comm/group.h"
 #include "comm/records.h"
-#include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"
@@ -46,7 +45,7 @@ typedef struct {
     int64_t *to, *from; // [group->n + 1] bounds in bytes of what each rank gets; of what each sends
 } RecordExchange;
 // Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
-// in this order, one directly after another (zero_buckets), by two exchanges: inside nodes, then
+// in this order, one directly after another (storage_rules), by two exchanges: inside nodes, then
 // between them.
 enum { HOPS = 2 };
 typedef struct {
@@ -100,11 +99,11 @@ typedef struct {
     int64_t version;
 } StorageProgress;
 
+// What is planned: which states a rank has, where each will be, and how they travel. It is made
+// once (store_plan); a run may change only its last four fields.
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
-    Comm *comm;
-    Stream *stream;
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
@@ -113,40 +112,44 @@ typedef struct {
     Layout layout;
     ProcessGroup world; // all ranks
     Bucket *buckets;
-    int *bucket_of; // [storages] -1: this rank does not exchange quantized gradients of it
     int bucket_count;
     size_t exchange_bytes;
-    // the table: records [STATE_KINDS][storages], and buffers of each kind on the device and on the
-    // host
-    State *states;
+    // the table (table.h), and the buffers of each kind on the device and on the host
+    StorageRow *rows; // [storages]
     StateBuffer device[STATE_KINDS], host[STATE_KINDS];
-    // [storages] pieces in which offloaded states move for their update; 0: nothing is offloaded
-    int *pieces;
-    // [2][storages] pieces that are updated before those of the storage, the first time and the
-    // second (store_in_parts)
-    int *first_piece;
-    size_t offload_buffer_bytes; // of an OffloadBuffer
-    int *first_stored;           // [storages] pieces on disk of all earlier storages
-    // [storages + 1] offset of its pieces in the file; the last one is the file's size
-    int64_t *disk_at;
-    size_t disk_buffer_bytes; // of a DiskBuffer
-    size_t sum_bytes;         // of a SumBuffer
-    Matrices matrices;        // of an optimizer that needs them
-    // memory
+    StateBuffer offload_buffers, sum_buffers, disk_buffers; // all OffloadBuffers; SumBuffers; ...
+    size_t offload_buffer_bytes;                            // of an OffloadBuffer
+    size_t sum_bytes;                                       // of a SumBuffer
+    size_t disk_buffer_bytes;                               // of a DiskBuffer
+    Matrices matrices;                                      // of an optimizer that needs them
+    StoreNoise noise;                                       // of a private run
+    bool stochastic;         // stochastic rounding of bf16 parameters
+    uint64_t seed;           // of stochastic rounding
+    float rates[RATE_KINDS]; // learning rates of tensors, as factors
+} StatePlan;
+
+// The memory that was planned (store_allocate), and what states are copied and sent by.
+typedef struct {
+    Comm *comm;
+    Stream *stream;
+    BufferMemory device[STATE_KINDS], host[STATE_KINDS];
+    BufferMemory offload_buffers, sum_buffers, disk_buffers;
     char *exchange_base; // of bucket exchanges
-    StateBuffer offload_buffers, sum_buffers;
+    char *matrices;      // arrays of the optimizer's matrices
     OffloadBuffer offload_buffer[MOVING_PIECES];
-    SumBuffer adding[MOVING_PIECES];
-    StateBuffer disk_buffers;
     Disk *disk; // NULL: nothing is on a disk
     // file of the disk. The caller sets it before store_allocate(), and frees it
     DiskFile *file;
-    // copies of parameters from the host into each shared slot
-    Stream param_link[SHARED_SLOTS];
-    ExactSum *squares;          // of the gradient's norm, on the device
-    ExactSum *squares_read;     // copy of squares in host memory, which the device writes
-    ExactSum *sums;             // [ranks] squares of each rank
-    StorageProgress *progress;  // [storages]
+    Stream param_link[SHARED_SLOTS]; // copies parameters from the host into each shared slot
+    ExactSum *squares;               // of the gradient's norm, on the device
+    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
+    ExactSum *sums;                  // [ranks] squares of each rank
+} StateMemory;
+
+// What is in flight: how far each storage is, the messages and copies that have begun, and counts.
+typedef struct {
+    StorageProgress *progress; // [storages]
+    SumBuffer adding[MOVING_PIECES];
     int pieces_added;           // pieces of gradients added so far to sums on the host
     int64_t moved[2];           // bytes copied from the host; to the host
     int64_t stored[2];          // bytes that steps read from the disk; wrote to it
@@ -158,59 +161,56 @@ typedef struct {
     int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges; // exchanges started so far
-    StoreNoise noise;
-    bool pending;    // delayed updates: the host has the gradient of the previous step
-    bool stochastic; // stochastic rounding of bf16 parameters
-    uint64_t seed;   // of stochastic rounding. The caller sets both before it fills the masters
-    float rates[RATE_KINDS]; // learning rates of tensors, as factors; the caller may change them
+    bool pending;      // delayed updates: the host has the gradient of the previous step
+} StateFlight;
+
+// The states of a rank. A function takes the part that it needs.
+typedef struct {
+    StatePlan plan;
+    StateMemory memory;
+    StateFlight flight;
 } Store;
 
 // Returns the record of a state: of the kind whose memory it is.
-static inline State *store_record(const Store *s, StateKind kind, int storage) {
-    State *x = &s->states[kind * s->model->storages + storage];
-    return x->copy_of == kind ? x : &s->states[x->copy_of * s->model->storages + storage];
+static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
+    State *states = s->rows[storage].states;
+    return &states[states[kind].copy_of];
 }
-static inline Place store_place(const Store *s, StateKind kind, int storage) {
+static inline Place store_place(const StatePlan *s, StateKind kind, int storage) {
     return store_record(s, kind, storage)->place;
 }
-static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
+static inline bool store_on_host(const StatePlan *s, StateKind kind, int storage) {
     return store_place(s, kind, storage) == PLACE_HOST;
 }
-static inline SumPlace store_sum_place(const Store *s, int storage) {
-    return zero_sum_place(s->policy.offload, &s->layout.owners, storage);
-}
-static inline bool store_holds(const Store *s, int storage) {
+static inline bool store_holds(const StatePlan *s, int storage) {
     return layout_holds(&s->layout, storage);
 }
-static inline bool store_is_borrowed(const Store *s, int storage) {
+static inline bool store_is_borrowed(const StatePlan *s, int storage) {
     return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage);
 }
-static inline const ProcessGroup *store_process_group(const Store *s, int storage) {
+static inline const ProcessGroup *store_process_group(const StatePlan *s, int storage) {
     return layout_process_group(&s->layout, storage);
 }
-static inline bool store_gathers_for_use(const Store *s, int storage) {
-    return zero_gathers(&s->policy, &s->layout.owners, storage);
-}
 // Returns the bounds of a storage's slices among its owners.
-static inline const int64_t *store_slices(const Store *s, int storage) {
+static inline const int64_t *store_slices(const StatePlan *s, int storage) {
     return layout_slices(&s->layout, SLICES_WHOLE, storage);
 }
 // Returns the elements of this rank's slice, and their offset in the storage; both are 0 if the
 // rank does not own the storage.
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {
+static inline int64_t store_own(const StatePlan *s, int storage, int64_t *begin) {
     const Group *all = &store_process_group(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
     *begin = all->me < 0 ? 0 : bounds[all->me];
     return all->me < 0 ? 0 : slice_length(bounds, all->me);
 }
-static inline int64_t store_own_elements(const Store *s, int storage) {
+static inline int64_t store_own_elements(const StatePlan *s, int storage) {
     int64_t begin;
     return store_own(s, storage, &begin);
 }
 
 // Returns how many elements of a part of a tensor are in this rank's slice, and their offset in the
 // storage.
-static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part,
+static inline int64_t store_own_part(const StatePlan *s, int storage, const TensorPart *part,
                                      int64_t *begin) {
     int64_t first, own = store_own(s, storage, &first);
     *begin = max_i64(first, part->offset);
@@ -219,11 +219,11 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
 
 // Return the bytes of the records of one member's slice, and of the slices of the members with one
 // local index on all nodes.
-static inline int64_t store_records(const Store *s, int storage, int node, int local) {
+static inline int64_t store_records(const StatePlan *s, int storage, int node, int local) {
     return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
                         group_at(&store_process_group(s, storage)->all, node, local));
 }
-static inline int64_t store_column(const Store *s, int storage, int local) {
+static inline int64_t store_column(const StatePlan *s, int storage, int local) {
     int64_t bytes = 0;
     for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) {
         bytes += store_records(s, storage, n, local);
@@ -233,7 +233,7 @@ static inline int64_t store_column(const Store *s, int storage, int local) {
 // Plans the two exchanges of a bucket. The first sends to each member of the node the records of
 // the slices of all owners with its local index. The second sends to each node the sums for its
 // owner with this rank's local index.
-static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
+static inline Bucket store_plan_bucket(const StatePlan *s, int first, int last) {
     const ProcessGroup *owners = store_process_group(s, first);
     const Group *all = &owners->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me);
@@ -261,32 +261,44 @@ static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ?
 static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
     return round_up(bounds[x->group->n], 64);
 }
-// Fills first[] ([storages]) with the first storage of each storage's bucket; -1: it is in none.
-// The storages of a bucket are neighbours, have the same owners, and are always reduced one
-// directly after another. So tied ones, which are reduced at the end of the step, are apart from
-// the others; and so is the head's own table, whose gradient the head's input part makes: in a
-// zero-bubble schedule the head's other gradients follow micro-batches later.
-static inline void zero_buckets(const GptModel *m, const ZeroPolicy *z, const Owners *h,
-                                int *first) {
+// Returns the rules of all storages. The storages of a bucket are neighbours, have the same owners,
+// and are always reduced one directly after another. So tied ones, which are reduced at the end of
+// the step, are apart from the others; and so is the head's own table, whose gradient the head's
+// input part makes: in a zero-bubble schedule the head's other gradients follow micro-batches later.
+static inline StorageRule *storage_rules(const GptModel *m, const ZeroPolicy *z, const Owners *h) {
+    StorageRule *rules = new_array(StorageRule, m->storages, "rules of storages");
     int64_t elements = 0;
     for (int i = m->storages - 1; i >= 0; i--) {
-        const bool alike = i + 1 < m->storages && h->of[i] == h->of[i + 1] &&
-                           h->tied[i] == h->tied[i + 1] && i + 1 != m->classifier,
+        const StorageOwners *x = &h->storage[i];
+        StorageRule *r = &rules[i];
+        const bool alike = i + 1 < m->storages && x->list == x[1].list && x->tied == x[1].tied &&
+                           i + 1 != m->classifier,
                    joins = alike && elements < BUCKET_ELEMENTS;
         elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
-        first[i] = !z->quantized_gradients || holders_of(h, i) == 1 ? -1 : joins ? first[i + 1] : i;
+        r->bucket = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
+                    : joins                                           ? r[1].bucket
+                                                                      : i;
+        r->param_slot = zero_param_slot(m, z, h, i);
+        r->grad_slot = zero_grad_slot(z, h, i);
+        r->gathers = zero_gathers(z, h, i);
+        r->reduces_often = z->p2p || zero_reduces_often(z, h, i);
+        r->tied = x->tied;
+        r->sum = zero_sum_place(z->offload, h, i);
+        r->pieces = offload_pieces(m, z, h, i);
+        r->on_disk = offload_kinds_on_disk(z->offload, i) > 0;
+        r->wave = zero_wave(m, z, h, i);
     }
+    return rules;
 }
 // Plans the buckets of the storages that this rank owns.
-static inline void store_plan_buckets(Store *s) {
-    int *first = new_array(int, s->model->storages, "buckets");
-    zero_buckets(s->model, &s->policy, &s->layout.owners, first);
+static inline void store_plan_buckets(StatePlan *s) {
     for (int last = s->model->storages - 1; last >= 0; last--) {
-        const bool mine = first[last] >= 0 && store_holds(s, last);
-        s->bucket_of[last] = mine ? s->bucket_count : -1;
-        if (!mine || (last && first[last - 1] == first[last])) { continue; }
+        const int first = s->rows[last].rule.bucket;
+        const bool mine = first >= 0 && store_holds(s, last);
+        s->rows[last].bucket = mine ? s->bucket_count : -1;
+        if (!mine || (last && s->rows[last - 1].rule.bucket == first)) { continue; }
         Bucket *b = &s->buckets[s->bucket_count++];
-        *b = store_plan_bucket(s, first[last], last);
+        *b = store_plan_bucket(s, first, last);
         int64_t bytes = 0;
         for (int h = 0; h < bucket_hops(b); h++) {
             bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +
@@ -294,12 +306,11 @@ static inline void store_plan_buckets(Store *s) {
         }
         s->exchange_bytes = max_i64(s->exchange_bytes, bytes);
     }
-    free(first);
 }
 
 // Returns whether updates are delayed: the device computes with parameters that are one update
 // older than the masters, so fp32 masters are stored apart from the parameters, too.
-static inline bool store_delays(const Store *s) {
+static inline bool store_delays(const StatePlan *s) {
     return s->policy.offload && s->policy.offload->delays;
 }
 
@@ -307,13 +318,13 @@ static inline bool store_delays(const Store *s) {
 // The table, filled from the policies
 
 // Does the run keep this moment of the optimizer?
-static inline bool store_keeps_moment(const Store *s, StateKind kind) {
+static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
     return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
 }
-// Fills the records of a kind, with these states on the host. Returns its buffer on the device, in
-// which no record has its position yet. x: [storages]
-static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, StateKind kind,
-                                          State *x) {
+// Fills the states of a kind, with these on the host. Returns its buffer on the device, in which none
+// has its position yet. rows: [storages]
+static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, StateKind kind,
+                                          StorageRow *rows) {
     const Owners *h = &s->layout.owners;
     const size_t size = dtype_size(s->dtype);
     ZeroPolicy z = s->policy;
@@ -355,7 +366,7 @@ static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, Stat
     }
     for (int i = 0; i < s->model->storages; i++) {
         // storages that several stages use are not gathered for each use
-        const bool exists = here && !(kind == STATE_SECONDARY && h->tied[i]);
+        const bool exists = here && !(kind == STATE_SECONDARY && h->storage[i].tied);
         const bool own = kind != STATE_PREVIOUS && (exists || kind != STATE_MASTER),
                    divided = kind == STATE_GRADIENT && z.accumulates && b.layout == BUFFER_SLOTS &&
                              zero_divides(&z, h, i);
@@ -367,60 +378,59 @@ static inline StateBuffer store_fill_kind(const Store *s, const Offload *o, Stat
                              .apart = divided || (kind == STATE_PARAMETERS && zero_param_apart(&z)),
                              .versions = 1,
                              .whole = -1};
-        x[i] = state;
+        rows[i].states[kind] = state;
     }
     return b;
 }
 
-// Sets how many versions of its p2p states a rank keeps: of the storages that it owns or computes
-// with. x: [STATE_KINDS] the records of each kind.
-static inline void store_fill_versions(const Store *s, State *const x[]) {
+// Sets how many versions of its p2p states a rank keeps, of the storages that it owns or computes
+// with, and in which slots.
+static inline void store_fill_versions(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
+        const P2pStorage *p = &r->storage[i];
+        State *x = s->rows[i].states;
         const bool owns = layout_holds(&s->layout, i);
         // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
         // gradients before its own, which the first rank has none of
         const bool before = !r->stays && owns && r->rank > 0;
-        const int made = r->stays && r->adds[i] ? (i ? 1 : r->heads) : before;
-        x[STATE_PARAMETERS][i].versions = r->places[i];
-        x[STATE_GRADIENT][i].versions = owns ? r->sums : !r->stays && r->adds[i];
+        const int made = r->stays && p->adds ? (i ? 1 : r->heads) : before;
+        x[STATE_PARAMETERS].versions = p->places;
+        x[STATE_GRADIENT].versions = owns ? r->sums : !r->stays && p->adds;
         // the gradient of a borrowed wte exists from the head's part to the embedding's
-        x[STATE_MADE][i].versions = r->borrows ? !i : made;
-        x[STATE_RECEIVED][i].versions = r->borrows ? owns : r->comes[i];
-        x[STATE_PIECES][i].versions =
-            !r->borrows && r->joins_pieces && r->adds[i] && (!r->stays || owns);
+        x[STATE_MADE].versions = r->borrows ? !i : made;
+        x[STATE_RECEIVED].versions = r->borrows ? owns : p->comes;
+        x[STATE_PIECES].versions = !r->borrows && r->joins_pieces && p->adds && (!r->stays || owns);
+        if (r->borrows) { continue; }
+        x[STATE_MADE].slot = x[STATE_PIECES].slot = gpt_storage_class(s->model, i);
+        x[STATE_RECEIVED].slot = p->grad_slot;
     }
 }
 // Plans the p2p buffers: versions of parameters, gradients, and received sums.
-static inline void store_plan_p2p(Store *s, State *const x[]) {
+static inline void store_plan_p2p(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
-    store_fill_versions(s, x);
-    buffer_plan_versions(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, NULL, 1, false);
-    buffer_plan_versions(&b[STATE_GRADIENT], x[STATE_GRADIENT], m, NULL, 1, false);
+    store_fill_versions(s);
+    buffer_plan_versions(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, false);
+    buffer_plan_versions(&b[STATE_GRADIENT], s->rows, STATE_GRADIENT, m, false);
     if (r->borrows) {
         // slots of borrowed parameters, and of gradients that are sent to their owners
-        buffer_add_stages(&b[STATE_PARAMETERS], x[STATE_PARAMETERS], m, r, BORROWED_SLOTS);
-        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, NULL, 1, false);
-        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, NULL, 1, false);
-        buffer_add_stages(&b[STATE_MADE], x[STATE_MADE], m, r, r->grad_slots);
+        buffer_add_stages(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, r, BORROWED_SLOTS);
+        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
+        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, false);
+        buffer_add_stages(&b[STATE_MADE], s->rows, STATE_MADE, m, r, r->grad_slots);
         for (int i = 1; i < m->storages; i++) {
-            x[STATE_MADE][i].slice += r->grad_slot[i] * x[STATE_MADE][i].stride;
-            x[STATE_MADE][i].versions = 1;
+            State *x = &s->rows[i].states[STATE_MADE];
+            x->slice += r->storage[i].grad_slot * x->stride;
+            x->versions = 1;
         }
     } else {
-        unsigned char *class_of = new_array(unsigned char, m->storages, "states");
-        for (int i = 0; i < m->storages; i++) {
-            class_of[i] = (unsigned char)gpt_storage_class(m, i);
-        }
-        buffer_plan_versions(&b[STATE_MADE], x[STATE_MADE], m, class_of, STORAGE_CLASSES, r->stays);
-        buffer_plan_versions(&b[STATE_RECEIVED], x[STATE_RECEIVED], m, r->grad_slot, r->grad_slots,
-                             false);
+        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, r->stays);
+        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
         // a piece's gradient of one storage is added up before that of the next storage begins
-        buffer_plan_versions(&b[STATE_PIECES], x[STATE_PIECES], m, class_of, STORAGE_CLASSES,
+        buffer_plan_versions(&b[STATE_PIECES], s->rows, STATE_PIECES, m,
                              !r->stays && !share_alternates(m->share));
-        free(class_of);
     }
     for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
         b[kind].slot_bytes += b[kind].held;
@@ -428,23 +438,19 @@ static inline void store_plan_p2p(Store *s, State *const x[]) {
     }
 }
 // Fills the table, and plans its buffers on the device and on the host.
-static inline void store_plan_states(Store *s) {
-    const int storages = s->model->storages;
-    State *x[STATE_KINDS];
-    s->states = new_array(State, STATE_KINDS * storages, "states");
+static inline void store_plan_states(StatePlan *s) {
     for (int k = 0; k < STATE_KINDS; k++) {
         const StateKind kind = k;
         const bool by_p2p =
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
-        x[k] = s->states + k * storages;
-        s->device[k] = store_fill_kind(s, s->policy.offload, kind, x[k]);
+        s->device[k] = store_fill_kind(s, s->policy.offload, kind, s->rows);
         s->host[k].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
         s->host[k].size = s->device[k].size;
         s->host[k].on_host = true;
-        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], x[k], &s->layout); }
-        buffer_plan(&s->host[k], x[k], &s->layout);
+        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], s->rows, kind, &s->layout); }
+        buffer_plan(&s->host[k], s->rows, kind, &s->layout);
     }
-    if (s->policy.p2p) { store_plan_p2p(s, x); }
+    if (s->policy.p2p) { store_plan_p2p(s); }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -461,16 +467,16 @@ typedef struct {
 } PiecePart;
 enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 // Is a storage updated in two parts, with its matrices between them? Then each piece comes twice:
-// for its moments and its gradient, and (again) for its parameters. Piece p comes for the second
+// for its moments and its gradient, and (second) for its parameters. Piece p comes for the second
 // time as piece p + pieces.
-static inline bool store_in_parts(const Store *s, int storage) {
+static inline bool store_in_parts(const StatePlan *s, int storage) {
     return s->policy.matrices && !s->policy.p2p && gpt_storage_is_block(s->model, storage);
 }
-static inline bool store_piece_takes(const Store *s, int storage, StateKind kind, bool again) {
+static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool second) {
     const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
-    return !store_in_parts(s, storage) || first != again;
+    return !store_in_parts(s, storage) || first != second;
 }
-static inline int store_piece_parts(const Store *s, const Offload *o, int storage, bool again,
+static inline int store_piece_parts(const StatePlan *s, const Offload *o, int storage, bool second,
                                     PiecePart parts[PIECE_PARTS]) {
     const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
@@ -490,22 +496,22 @@ static inline int store_piece_parts(const Store *s, const Offload *o, int storag
     if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
     int taken = 0;
     for (int k = 0; k < n; k++) {
-        if (store_piece_takes(s, storage, parts[k].kind, again)) { parts[taken++] = parts[k]; }
+        if (store_piece_takes(s, storage, parts[k].kind, second)) { parts[taken++] = parts[k]; }
     }
     return taken;
 }
 // Returns the elements of the longest piece of this rank's slice.
-static inline int64_t store_longest_piece(const Store *s, int storage) {
+static inline int64_t store_longest_piece(const StatePlan *s, int storage) {
     return min_i64(offload_piece(s->model), store_own_elements(s, storage));
 }
 // Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
 // states on the host.
-static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
+static inline int64_t store_piece_bytes(const StatePlan *s, const Offload *o, int storage) {
     PiecePart parts[PIECE_PARTS];
     int64_t most = 0;
-    for (int again = 0; again < 2; again++) {
+    for (int second = 0; second < 2; second++) {
         int64_t bytes = 0;
-        for (int k = store_piece_parts(s, o, storage, again, parts) - 1; k >= 0; k--) {
+        for (int k = store_piece_parts(s, o, storage, second, parts) - 1; k >= 0; k--) {
             bytes += parts[k].size;
         }
         most = max_i64(most, bytes);
@@ -513,7 +519,7 @@ static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int st
     return most * store_longest_piece(s, storage);
 }
 // Returns the bytes of an OffloadBuffer, with these states on the host.
-static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
+static inline size_t store_offload_buffer_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
         most = max_i64(most, store_piece_bytes(s, o, i));
@@ -521,7 +527,7 @@ static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o
     return round_up(most, 64);
 }
 // Returns the bytes of a SumBuffer; 0 if no gradient is added to a sum on the host.
-static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
+static inline size_t store_sum_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
         const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED &&
@@ -533,17 +539,18 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
 // Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
 // rounded up to DISK_GRAIN.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
-    return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+    return offload_kinds_on_disk(o, storage) *
+           round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Returns the bytes of all pieces of this rank's slice.
-static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage) {
+static inline int64_t store_all_stored_bytes(const StatePlan *s, const Offload *o, int storage) {
     const int64_t own = store_own_elements(s, storage), piece = store_longest_piece(s, storage);
     return piece ? own / piece * store_stored_bytes(o, storage, piece) +
                        store_stored_bytes(o, storage, own % piece)
                  : 0;
 }
 // Returns the bytes of a DiskBuffer, with these states on disk.
-static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
+static inline size_t store_disk_buffer_bytes(const StatePlan *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
         most = max_i64(most, store_stored_bytes(o, i, store_longest_piece(s, i)));
@@ -554,48 +561,50 @@ static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
 static inline size_t store_disk_buffers_bytes(size_t slot) {
     return slot ? DISK_PIECES * slot + DISK_GRAIN : 0;
 }
-static inline void store_plan_disk(Store *s) {
+static inline void store_plan_disk(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    const size_t n = s->model->storages;
-    s->first_stored = new_array(int, n + 1, "layout");
-    s->disk_at = new_array(int64_t, n + 1, "layout");
+    int pieces = 0;
+    int64_t at = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
-        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i);
+        StorageRow *row = &s->rows[i];
+        row->first_stored = pieces;
+        row->disk_at = at;
+        row->disk_bytes = store_all_stored_bytes(s, o, i);
+        pieces += offload_kinds_on_disk(o, i) ? row->pieces : 0;
+        at += row->disk_bytes;
     }
     s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
     s->disk_buffers.on_host = true;
     s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
 // Returns the bytes of the file. A step reads and writes as many.
-static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; }
+static inline int64_t store_disk_bytes(const StatePlan *s) {
+    const StorageRow *last = &s->rows[s->model->storages - 1];
+    return last->disk_at + last->disk_bytes;
+}
 
 // Numbers the pieces in the order of their updates: those of a wave, then those of its second part.
-static inline void store_number_pieces(Store *s) {
+static inline void store_number_pieces(StatePlan *s) {
     const int storages = s->model->storages;
     int number = 0;
     for (int i = 0, last; i < storages; i = last + 1) {
-        const int wave = zero_wave(s->model, &s->policy, &s->layout.owners, i);
+        const int wave = s->rows[i].rule.wave;
         last = wave < 0 ? i : wave;
         for (int k = i; k <= last; k++) {
-            s->first_piece[k] = number;
-            number += s->pieces[k];
+            s->rows[k].first_piece[0] = number;
+            number += s->rows[k].pieces;
         }
         for (int k = i; k <= last && wave >= 0; k++) {
-            s->first_piece[storages + k] = number;
-            number += s->pieces[k];
+            s->rows[k].first_piece[1] = number;
+            number += s->rows[k].pieces;
         }
     }
 }
 // Plans the pieces of offloaded states, and the buffers through which they move.
-static inline void store_plan_pieces(Store *s) {
+static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    const size_t storages = s->model->storages;
-    s->pieces = new_array(int, 3 * storages, "layout");
-    s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
-        s->pieces[i] =
-            store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
+        s->rows[i].pieces = store_holds(s, i) ? s->rows[i].rule.pieces : 0;
     }
     store_number_pieces(s);
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
@@ -610,10 +619,10 @@ static inline void store_plan_pieces(Store *s) {
 
 // Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
 // has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
-static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement,
-                               ZeroPolicy policy, DType dtype, DType wire,
-                               const Optimizer *optimizer) {
-    Store s = {};
+static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
+                                   const Placement *placement, ZeroPolicy policy, DType dtype,
+                                   DType wire, const Optimizer *optimizer) {
+    StatePlan s = {};
     s.model = m;
     s.policy = policy;
     s.dtype = dtype;
@@ -625,7 +634,10 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.layout = layout_make(m, ranks, placement, &policy);
     s.world = process_group_of_all(ranks);
     s.buckets = new_array(Bucket, m->storages, "buckets");
-    s.bucket_of = new_array(int, m->storages, "buckets");
+    s.rows = new_array(StorageRow, m->storages, "states");
+    StorageRule *rules = storage_rules(m, &s.policy, &s.layout.owners);
+    for (int i = 0; i < m->storages; i++) { s.rows[i].rule = rules[i]; }
+    free(rules);
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
@@ -633,11 +645,31 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     return s;
 }
 
+// Returns a store that has this plan, and no memory yet. It frees the plan's tables with its own.
+static inline Store store_of_plan(StatePlan plan) {
+    Store s = {};
+    s.plan = plan;
+    return s;
+}
+
+static inline void store_plan_free(StatePlan *s) {
+    for (int i = 0; i < s->bucket_count; i++) {
+        for (int h = 0; h < HOPS; h++) {
+            free_all(s->buckets[i].hop[h].to, s->buckets[i].hop[h].from);
+        }
+    }
+    free_all(s->buckets, s->rows);
+    matrices_free(&s->matrices, s->model->storages);
+    layout_free(&s->layout);
+    process_group_free(&s->world);
+    memset(s, 0, sizeof *s);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Predictions
 
 // Adds the device memory of a planned store to each kind's bytes.
-static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
+static inline void store_predict(const StatePlan *s, size_t memory[MEMORY_KINDS]) {
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         memory[state_uses[kind].memory] += s->device[kind].held;
         memory[MEMORY_BUFFERS] += s->device[kind].slot_bytes;
@@ -646,7 +678,7 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) {
                               s->offload_buffers.slot_bytes + (size_t)matrices_bytes(&s->matrices);
 }
 // Returns the bytes of state_piece (host memory) that the store uses.
-static inline size_t store_scratch_bytes(const Store *s) {
+static inline size_t store_scratch_bytes(const StatePlan *s) {
     int64_t longest = 0;
     for (int i = 0; i < s->model->storages; i++) {
         longest = max_i64(longest, store_own_elements(s, i));
@@ -654,7 +686,7 @@ static inline size_t store_scratch_bytes(const Store *s) {
     return min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 // Returns the bytes of host memory for offloaded states and the buffers through which they move.
-static inline size_t store_host_bytes(const Store *s) {
+static inline size_t store_host_bytes(const StatePlan *s) {
     size_t bytes = s->offload_buffers.held + s->disk_buffers.held + s->sum_buffers.held;
     for (int kind = 0; kind < STATE_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;

@@ -90,7 +90,7 @@ static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind
     return o && o->disk && (o->disk[storage] >> kind & 1);
 }
 // Returns how many kinds of a storage's states are on disk.
-static inline int offload_stored(const Offload *o, int storage) {
+static inline int offload_kinds_on_disk(const Offload *o, int storage) {
     return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
 }
 
@@ -140,20 +140,24 @@ static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
-// States that travel by p2p messages instead of collectives of all owners (cyclic.h). A storage has
-// one owner, which updates it. Other ranks compute with copies of its parameters, and send it their
-// gradients.
+// A storage whose states travel by p2p messages. It has one owner, which updates it. Other ranks
+// compute with copies of its parameters, and send it their gradients.
 typedef struct {
-    int rank;     // this one
-    int *owner;   // [storages] rank that updates it
-    bool **taken; // [storages][ranks] whether the rank computes with its parameters
-    // [storages] rank that saves the version before the newest, if one is kept
-    int *keeper;
-    // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in
-    // buffer v modulo places
-    unsigned char *places;
-    bool *adds;  // [storages] whether this rank contributes to the gradient
-    bool *comes; // [storages] whether this rank receives sums, or parts of sums, of its gradient
+    int owner;   // rank that updates it
+    bool *taken; // [ranks] whether the rank computes with its parameters
+    int keeper;  // rank that saves the version before the newest, if one is kept
+    // versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in buffer v
+    // modulo places
+    int places;
+    bool adds;     // this rank contributes to the gradient
+    bool comes;    // this rank receives sums, or parts of sums, of its gradient
+    int grad_slot; // slot that receives its sums
+    int stage;     // that it belongs to; wte belongs to the first, and the last uses it, too
+} P2pStorage;
+// States that travel by p2p messages instead of collectives of all owners (cyclic.h).
+typedef struct {
+    int rank;            // this one
+    P2pStorage *storage; // [storages]
     // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
     // made in slots; otherwise each gradient has a buffer of its own
     bool stays;
@@ -166,14 +170,11 @@ typedef struct {
     Pieces pieces; // of a step
     // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
-    int grad_slots;           // slots for received sums
-    unsigned char *grad_slot; // [storages] slot that receives the sums of the storage
+    int grad_slots; // slots for received sums
     // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
     // gradients to the owner without adding to them
     bool borrows;
     int stages, uses; // with borrows: stages; uses of a stage's parameters in a step
-    // [storages] stage that it belongs to; wte belongs to the first, and the last uses it, too
-    int *stage;
     // operations that wait for a message are deferred (p2p.h); each gradient that is sent has
     // a buffer of its own
     bool deferred;
@@ -215,5 +216,21 @@ static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool ke
     z.weights.block = z.gradients.block = o->zero_quant_block;
     return z;
 }
+
+// What the policies decide about a storage. storage_rules() makes these rows once, for a schedule
+// and for a rank's states.
+typedef struct {
+    int param_slot, grad_slot; // slot of the gathered parameters, of the gradient; -1: its own
+    bool gathers;              // parameters need a PREFETCH before each use; else they stay
+    bool reduces_often;        // REDUCE runs in each micro-batch; else once in a step
+    bool tied;                 // used by several stages: its gradient is reduced last
+    SumPlace sum;              // place of the gradient's sum between micro-batches
+    int bucket;   // first storage of the bucket in which its gradient travels; -1: it travels alone
+    int pieces;   // in which states on the host are updated; 0: none are there
+    bool on_disk; // some states are on disk: READ before, WRITE after the update
+    // last storage of the wave in which its matrices are made orthogonal, which is in sequence
+    // (matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE
+    int wave;
+} StorageRule;
 
 #endif

@@ -49,10 +49,10 @@ enum { REQUEST_USES = 4 };
 // if its buffer is not allocated. A state on disk has no address. Of states that have no versions,
 // any number names the only one; versions of gradients count steps.
 static inline char *store_at(const Store *s, StateKind kind, int storage, int64_t version) {
-    const State *x = store_record(s, kind, storage);
+    const State *x = store_record(&s->plan, kind, storage);
     assert(x->place != PLACE_DISK);
     const int own = x->copy_of;
-    const char *base = (x->place == PLACE_HOST ? s->host : s->device)[own].base;
+    const char *base = (x->place == PLACE_HOST ? s->memory.host : s->memory.device)[own].base;
     const int64_t number = x->versions > 1 ? version % x->versions : 0;
     return base ? (char *)(uintptr_t)base + x->slice + number * x->stride : NULL;
 }
@@ -61,18 +61,19 @@ static inline float *store_floats(const Store *s, StateKind kind, int storage, i
 }
 // Returns the whole array of a state on the device, or the slot for it.
 static inline char *store_full(const Store *s, StateKind kind, int storage) {
-    return s->device[kind].base + store_record(s, kind, storage)->whole;
+    return s->memory.device[kind].base + store_record(&s->plan, kind, storage)->whole;
 }
 static inline float *store_full_gradient(const Store *s, int storage) {
     return (float *)(void *)store_full(s, STATE_GRADIENT, storage);
 }
 // Returns the bytes of a version of a storage's whole array.
-static inline size_t store_full_bytes(const Store *s, StateKind kind, int storage) {
+static inline size_t store_full_bytes(const StatePlan *s, StateKind kind, int storage) {
     return gpt_storage_elements(s->model, storage) * s->device[kind].size;
 }
 // Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
-    return s->policy.p2p ? s->progress[storage].version : s->progress[storage].updates;
+    return s->plan.policy.p2p ? s->flight.progress[storage].version
+                              : s->flight.progress[storage].updates;
 }
 static inline char *store_newest(const Store *s, int storage) {
     return store_at(s, STATE_PARAMETERS, storage, store_now(s, storage));
@@ -90,7 +91,7 @@ static inline void process_group_join(Comm *comm, ProcessGroup *p) {
 }
 // Prepares the collectives of a planned store; those among all ranks are prepared already. All
 // ranks call it.
-static inline void store_join(Store *s, Comm *comm) {
+static inline void store_join(StatePlan *s, Comm *comm) {
     process_group_join(comm, &s->world);
     for (int i = 0; i < s->layout.owners.count; i++) {
         process_group_join(comm, &s->layout.process_groups[i]);
@@ -102,135 +103,136 @@ static inline void store_join(Store *s, Comm *comm) {
 static inline void store_allocate_offload(Store *s) {
     bool pinned = true;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
-        buffer_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
-        pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
+        s->memory.host[kind] =
+            buffer_allocate(&s->plan.host[kind], MEMORY_OPTIMIZER, "states on the host");
+        pinned = pinned && (s->memory.host[kind].pinned || !s->memory.host[kind].base);
     }
-    buffer_allocate(&s->offload_buffers, MEMORY_BUFFERS, "slots of offloaded states");
-    buffer_allocate(&s->sum_buffers, MEMORY_BUFFERS, "sums of gradients");
-    for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) {
-        s->adding[i].at = (float *)(void *)(s->sum_buffers.base + i * s->sum_bytes);
+    s->memory.offload_buffers =
+        buffer_allocate(&s->plan.offload_buffers, MEMORY_BUFFERS, "slots of offloaded states");
+    s->memory.sum_buffers =
+        buffer_allocate(&s->plan.sum_buffers, MEMORY_BUFFERS, "sums of gradients");
+    for (int i = 0; i < MOVING_PIECES && s->plan.sum_bytes; i++) {
+        s->flight.adding[i].at =
+            (float *)(void *)(s->memory.sum_buffers.base + i * s->plan.sum_bytes);
     }
-    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
-        s->offload_buffer[i].at = s->offload_buffers.base + (size_t)i * s->offload_buffer_bytes;
-        ops_link_open(&s->offload_buffer[i].link, s->stream);
+    for (int i = 0; i < MOVING_PIECES && s->plan.policy.offload; i++) {
+        s->memory.offload_buffer[i].at =
+            s->memory.offload_buffers.base + (size_t)i * s->plan.offload_buffer_bytes;
+        ops_link_open(&s->memory.offload_buffer[i].link, s->memory.stream);
     }
-    for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) {
-        ops_link_open(&s->param_link[i], s->stream);
+    for (int i = 0; i < SHARED_SLOTS && s->plan.policy.offload; i++) {
+        ops_link_open(&s->memory.param_link[i], s->memory.stream);
     }
-    if (store_disk_bytes(s)) {
-        buffer_allocate(&s->disk_buffers, MEMORY_BUFFERS, "slots of states on disk");
-        s->disk = new_array(Disk, 1, "disk");
-        disk_take_file(s->file, s->policy.offload->folder, store_disk_bytes(s));
-        disk_open(s->disk, s->file, store_disk_bytes(s), disk_align(s->disk_buffers.base),
-                  s->disk_buffer_bytes);
-        if (!s->file->direct) {
+    if (store_disk_bytes(&s->plan)) {
+        s->memory.disk_buffers =
+            buffer_allocate(&s->plan.disk_buffers, MEMORY_BUFFERS, "slots of states on disk");
+        s->memory.disk = new_array(Disk, 1, "disk");
+        disk_take_file(s->memory.file, s->plan.policy.offload->folder, store_disk_bytes(&s->plan));
+        disk_open(s->memory.disk, s->memory.file, store_disk_bytes(&s->plan),
+                  disk_align(s->memory.disk_buffers.base), s->plan.disk_buffer_bytes);
+        if (!s->memory.file->direct) {
             fprintf(stderr,
                     "note: rank %d: the file system of --offload-dir has no direct transfers; the "
                     "page cache is between\n",
-                    s->comm->rank);
+                    s->memory.comm->rank);
         }
     }
     if (!pinned) {
         fprintf(stderr,
                 "warning: rank %d: the system pins no more memory (ulimit -l): what goes between "
                 "host and device is slower\n",
-                s->comm->rank);
+                s->memory.comm->rank);
     }
 }
 
 // Allocates the memory of a planned store, after store_join. comm and stream must outlive the
 // store. All ranks call it, in the same order among their collectives.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
-    size_t n = s->model->storages;
-    s->comm = comm;
-    s->stream = stream;
+    size_t n = s->plan.model->storages;
+    s->memory.comm = comm;
+    s->memory.stream = stream;
     for (int kind = 0; kind < STATE_KINDS; kind++) {
-        buffer_allocate(&s->device[kind], state_uses[kind].memory, state_uses[kind].what);
+        s->memory.device[kind] =
+            buffer_allocate(&s->plan.device[kind], state_uses[kind].memory, state_uses[kind].what);
     }
     store_allocate_offload(s);
-    for (int i = 0; i < s->layout.owners.count; i++) {
-        const Group *all = &s->layout.process_groups[i].all;
+    for (int i = 0; i < s->plan.layout.owners.count; i++) {
+        const Group *all = &s->plan.layout.process_groups[i].all;
         if (all->me < 0) { continue; }
-        const StateBuffer *params = &s->device[STATE_PARAMETERS],
-                          *grads = &s->device[STATE_GRADIENT];
-        comm_share(comm, all, params->base, params->held + params->slot_bytes);
-        comm_share(comm, all, grads->base, grads->held + grads->slot_bytes);
+        const StateBuffer *params = &s->plan.device[STATE_PARAMETERS],
+                          *grads = &s->plan.device[STATE_GRADIENT];
+        comm_share(comm, all, s->memory.device[STATE_PARAMETERS].base,
+                   params->held + params->slot_bytes);
+        comm_share(comm, all, s->memory.device[STATE_GRADIENT].base,
+                   grads->held + grads->slot_bytes);
     }
-    s->exchange_base = s->exchange_bytes
-                           ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->exchange_bytes,
-                                                 "quantized gradients")
-                           : NULL;
-    if (s->matrices.scratch) {
-        s->matrices.base = (char *)memory_take(MEMORY_BUFFERS, (size_t)matrices_bytes(&s->matrices),
-                                               "matrices of the optimizer");
+    s->memory.exchange_base =
+        s->plan.exchange_bytes
+            ? (char *)memory_take(MEMORY_BUFFERS, EXCHANGES * s->plan.exchange_bytes,
+                                  "quantized gradients")
+            : NULL;
+    if (s->plan.matrices.scratch) {
+        s->memory.matrices = (char *)memory_take(
+            MEMORY_BUFFERS, (size_t)matrices_bytes(&s->plan.matrices), "matrices of the optimizer");
     }
-    s->progress = new_array(StorageProgress, n, "store");
-    s->sums = new_array(ExactSum, comm->ranks, "store");
-    for (int i = 0; i < s->model->storages; i++) { s->progress[i].first_write = true; }
-    s->squares = (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->squares, "the gradient's norm");
-    s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
-    for (int k = 0; k < SHARED_SLOTS; k++) { s->occupant[k] = -1; }
-    if (!s->policy.p2p) { return; }
-    s->head_begun = new_array(bool, s->policy.p2p->heads, "store");
-    s->head_coming = new_array(CommRequest, s->policy.p2p->heads, "store");
-    s->requests = new_array(PendingRequests, n * REQUEST_KINDS, "store");
+    s->flight.progress = new_array(StorageProgress, n, "store");
+    s->memory.sums = new_array(ExactSum, comm->ranks, "store");
+    for (int i = 0; i < s->plan.model->storages; i++) { s->flight.progress[i].first_write = true; }
+    s->memory.squares =
+        (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->memory.squares, "the gradient's norm");
+    s->memory.squares_read =
+        (ExactSum *)memory_take_host(sizeof *s->memory.squares_read, "the gradient's norm");
+    for (int k = 0; k < SHARED_SLOTS; k++) { s->flight.occupant[k] = -1; }
+    if (!s->plan.policy.p2p) { return; }
+    s->flight.head_begun = new_array(bool, s->plan.policy.p2p->heads, "store");
+    s->flight.head_coming = new_array(CommRequest, s->plan.policy.p2p->heads, "store");
+    s->flight.requests = new_array(PendingRequests, n * REQUEST_KINDS, "store");
     for (size_t i = 0; i < n * REQUEST_KINDS; i++) {
-        s->requests[i].open = (CommRequest *)checked_malloc(
+        s->flight.requests[i].open = (CommRequest *)checked_malloc(
             REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest), "store");
     }
 }
 
 // Frees what is on the device; the rest of the store stays.
 static inline void store_free_device(Store *s) {
-    for (int kind = 0; kind < STATE_KINDS; kind++) { buffer_free(&s->device[kind]); }
-    buffer_free(&s->offload_buffers);
-    buffer_free(&s->sum_buffers);
-    ops_free(s->exchange_base);
-    ops_free(s->matrices.base);
-    ops_free(s->squares);
-    s->exchange_base = s->matrices.base = NULL;
-    s->squares = NULL;
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        buffer_free(&s->plan.device[kind], &s->memory.device[kind]);
+    }
+    buffer_free(&s->plan.offload_buffers, &s->memory.offload_buffers);
+    buffer_free(&s->plan.sum_buffers, &s->memory.sum_buffers);
+    ops_free(s->memory.exchange_base);
+    ops_free(s->memory.matrices);
+    ops_free(s->memory.squares);
+    s->memory.exchange_base = s->memory.matrices = NULL;
+    s->memory.squares = NULL;
 }
 // Frees everything but the optimizer's states on the host and on disk, and fp32 parameters on the
 // host, which are their own masters.
 static inline void store_leave_states(Store *s) {
     store_free_device(s);
     for (int kind = OPTIMIZER_KINDS; kind < HOST_KINDS; kind++) {
-        if (kind != STATE_PARAMETERS || s->dtype != DTYPE_FP32) { buffer_free(&s->host[kind]); }
+        if (kind != STATE_PARAMETERS || s->plan.dtype != DTYPE_FP32) {
+            buffer_free(&s->plan.host[kind], &s->memory.host[kind]);
+        }
     }
 }
 static inline void store_free(Store *s) {
+    StateMemory *m = &s->memory;
     store_free_device(s);
-    for (int kind = 0; kind < HOST_KINDS; kind++) { buffer_free(&s->host[kind]); }
-    free(s->states);
-    for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->offload_buffer[i].link); }
-    for (int i = 0; i < SHARED_SLOTS; i++) { ops_link_close(&s->param_link[i]); }
-    if (s->disk) { disk_close(s->disk); }
-    buffer_free(&s->disk_buffers);
-    free(s->pieces);
-    free(s->first_stored);
-    free(s->disk_at);
-    free(s->disk);
-    for (int i = 0; s->requests && i < s->model->storages * REQUEST_KINDS; i++) {
-        free(s->requests[i].open);
+    for (int kind = 0; kind < HOST_KINDS; kind++) {
+        buffer_free(&s->plan.host[kind], &m->host[kind]);
     }
-    free(s->requests);
-    free(s->head_begun);
-    free(s->head_coming);
-    for (int i = 0; i < s->bucket_count; i++) {
-        for (int h = 0; h < HOPS; h++) {
-            free(s->buckets[i].hop[h].to);
-            free(s->buckets[i].hop[h].from);
-        }
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&m->offload_buffer[i].link); }
+    for (int i = 0; i < SHARED_SLOTS; i++) { ops_link_close(&m->param_link[i]); }
+    if (m->disk) { disk_close(m->disk); }
+    buffer_free(&s->plan.disk_buffers, &m->disk_buffers);
+    ops_free_host(m->squares_read);
+    for (int i = 0; s->flight.requests && i < s->plan.model->storages * REQUEST_KINDS; i++) {
+        free(s->flight.requests[i].open);
     }
-    free(s->buckets);
-    free(s->bucket_of);
-    matrices_free(&s->matrices, s->model->storages);
-    layout_free(&s->layout);
-    process_group_free(&s->world);
-    free(s->progress);
-    free(s->sums);
-    ops_free_host(s->squares_read);
+    free_all(m->disk, m->sums, s->flight.requests, s->flight.head_begun, s->flight.head_coming,
+             s->flight.progress);
+    store_plan_free(&s->plan);
     memset(s, 0, sizeof *s);
 }
 
@@ -238,7 +240,9 @@ static inline void store_free(Store *s) {
 // not hold do not count updates.
 static inline int64_t store_version(const Store *s) {
     int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->progress[i].updates); }
+    for (int i = 0; i < s->plan.model->storages; i++) {
+        most = max_i64(most, s->flight.progress[i].updates);
+    }
     return most;
 }
 
@@ -252,47 +256,49 @@ static inline const char *state_name(StateKind kind) {
                                     : state_uses[kind].what;
 }
 // Do the checkpoints of a run have this kind of state?
-static inline bool store_has_state(const Store *s, StateKind kind) {
-    return kind == STATE_GRADIENT   ? s->pending
-           : kind == STATE_PREVIOUS ? s->policy.p2p != NULL
-                                    : kind == STATE_MASTER || optimizer_keeps(s->optimizer, kind);
+static inline bool store_plan_has_state(const StatePlan *s, StateKind kind) {
+    return kind == STATE_PREVIOUS ? s->policy.p2p != NULL
+                                  : kind == STATE_MASTER || optimizer_keeps(s->optimizer, kind);
 }
-static inline bool store_keeps_previous(const Store *s, int storage) {
-    return s->policy.p2p && s->policy.p2p->places[storage] > 1;
+static inline bool store_has_state(const Store *s, StateKind kind) {
+    return kind == STATE_GRADIENT ? s->flight.pending : store_plan_has_state(&s->plan, kind);
+}
+static inline bool store_keeps_previous(const StatePlan *s, int storage) {
+    return s->policy.p2p && s->policy.p2p->storage[storage].places > 1;
 }
 // Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
 // the last piece of a storage is shorter than the others.
-static inline int64_t store_place_on_disk(const Store *s, StateKind kind, int storage, int piece,
-                                          int64_t elements) {
+static inline int64_t store_place_on_disk(const StatePlan *s, StateKind kind, int storage,
+                                          int piece, int64_t elements) {
     const Offload *o = s->policy.offload;
     // kinds of this storage that precede this one
     const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1));
     const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
-    return s->disk_at[storage] + piece * store_stored_bytes(o, storage, most) +
+    return s->rows[storage].disk_at + piece * store_stored_bytes(o, storage, most) +
            before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Reads or writes n elements of a state on disk, from element `at` of the slice on, across pieces.
 // Must follow store_wait_all.
 static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at,
                                      int64_t n, float *memory, bool writes) {
-    const int64_t own = store_own_elements(s, storage), most = offload_piece(s->model),
+    const int64_t own = store_own_elements(&s->plan, storage), most = offload_piece(s->plan.model),
                   word = sizeof(float);
     for (int64_t from = at, count; from < at + n; from += count) {
         const int64_t piece = from / most, within = from % most,
                       elements = min_i64(most, own - piece * most);
         count = min_i64(at + n - from, elements - within);
         const int64_t place =
-            store_place_on_disk(s, kind, storage, (int)piece, elements) + within * word;
-        disk_access(s->disk, place, count * word, memory + (from - at), s->disk_buffer_bytes,
-                    writes);
+            store_place_on_disk(&s->plan, kind, storage, (int)piece, elements) + within * word;
+        disk_access(s->memory.disk, place, count * word, memory + (from - at),
+                    s->plan.disk_buffer_bytes, writes);
     }
 }
 // Reads or writes n elements of a state from element `at` of its slice on, in the precision it is
 // stored in, wherever it is. memory: on the host. Must follow store_wait_all.
 static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
                                 void *memory, bool writes) {
-    const State *x = store_record(s, kind, storage);
-    const int64_t size = s->device[x->copy_of].size,
+    const State *x = store_record(&s->plan, kind, storage);
+    const int64_t size = s->plan.device[x->copy_of].size,
                   version = store_now(s, storage) + (kind == STATE_PREVIOUS);
     if (x->place == PLACE_DISK) {
         store_access_disk(s, kind, storage, at, n, (float *)memory, writes);
@@ -303,9 +309,9 @@ static inline void store_access(const Store *s, StateKind kind, int storage, int
     if (x->place == PLACE_HOST) {
         memcpy(writes ? state : memory, writes ? memory : state, bytes);
     } else if (writes) {
-        ops_from_host(s->stream, state, memory, bytes);
+        ops_from_host(s->memory.stream, state, memory, bytes);
     } else {
-        ops_to_host(s->stream, memory, state, bytes);
+        ops_to_host(s->memory.stream, memory, state, bytes);
     }
 }
 static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
@@ -319,8 +325,8 @@ static inline void store_write_state(const Store *s, StateKind kind, int storage
 // Are the parameters of this rank's slices neither NaN nor infinite? Must follow store_wait_all.
 static inline bool store_is_finite(const Store *s) {
     bool finite = true;
-    for (int i = 0; finite && i < s->model->storages; i++) {
-        const int64_t own = store_holds(s, i) ? store_own_elements(s, i) : 0;
+    for (int i = 0; finite && i < s->plan.model->storages; i++) {
+        const int64_t own = store_holds(&s->plan, i) ? store_own_elements(&s->plan, i) : 0;
         for (int64_t at = 0, n; finite && at < own; at += n, keep_alive()) {
             n = min_i64(STATE_PIECE_FLOATS, own - at);
             store_read_state(s, STATE_MASTER, i, at, n, state_piece.floats);
@@ -332,10 +338,10 @@ static inline bool store_is_finite(const Store *s) {
 // Sets the moments of the blocks' storages to zero.
 static inline void store_reset_blocks(const Store *s) {
     memset(state_piece.bytes, 0, sizeof state_piece.bytes);
-    for (int i = s->model->first_block; i < s->model->first_after; i++) {
-        const int64_t own = store_own_elements(s, i);
-        for (int k = 0; k < s->optimizer->moments; k++) {
-            if (!store_keeps_moment(s, STATE_MOMENT + k)) { continue; }
+    for (int i = s->plan.model->first_block; i < s->plan.model->first_after; i++) {
+        const int64_t own = store_own_elements(&s->plan, i);
+        for (int k = 0; k < s->plan.optimizer->moments; k++) {
+            if (!store_keeps_moment(&s->plan, STATE_MOMENT + k)) { continue; }
             for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
                 store_write_state(s, STATE_MOMENT + k, i, at, min_i64(STATE_PIECE_FLOATS, own - at),
                                   state_piece.floats);
@@ -348,8 +354,8 @@ static inline void store_reset_blocks(const Store *s) {
 // Rounding the same masters again, after a resume or on another number of ranks, gives the same
 // bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
-    if (!s->stochastic) { return round_to_nearest(); }
-    return rounding_stochastic(s->seed, s->progress[storage].updates, storage, element);
+    if (!s->plan.stochastic) { return round_to_nearest(); }
+    return rounding_stochastic(s->plan.seed, s->flight.progress[storage].updates, storage, element);
 }
 
 #endif

@@ -37,11 +37,24 @@ typedef struct {
     // the slice is stored outside the slot in which whole arrays are gathered or summed
     bool apart;
     // version v is stored at `slice` + (v modulo versions) * stride
-    int versions;
+    int versions, slot; // slot: p2p, where states take turns (buffer_plan_versions)
     int64_t stride;
     int64_t slice; // offset of this rank's slice in the buffer of its place
     int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
 } State;
+
+// A storage: what is decided about it, its states, and how they move.
+typedef struct {
+    StorageRule rule;
+    State states[STATE_KINDS];
+    int bucket; // index of its bucket; -1: this rank exchanges no quantized gradients of it
+    // pieces in which offloaded states move for their update; 0: nothing of it is offloaded
+    int pieces;
+    // pieces that are updated before its own, the first time and the second (store_in_parts)
+    int first_piece[2];
+    int first_stored;            // pieces on disk of all earlier storages
+    int64_t disk_at, disk_bytes; // its pieces in the file: their offset and their bytes
+} StorageRow;
 
 // What the device memory of each kind counts as, and what it is called when it is allocated.
 static const struct {
@@ -69,14 +82,16 @@ typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLay
 typedef struct {
     BufferLayout layout;
     SliceKind cut;
-    size_t size;  // bytes of an element
-    bool travels; // collectives work on its arrays and slices, which have padding
-    // it is on the host (offload.h); its memory is pinned, so that copies run beside the host's
-    // work
-    bool on_host, pinned;
+    size_t size;             // bytes of an element
+    bool travels;            // collectives work on its arrays and slices, which have padding
+    bool on_host;            // (offload.h)
     size_t held, slot_bytes; // bytes of the states themselves, and of the slots
-    char *base;
 } StateBuffer;
+// The memory of a buffer.
+typedef struct {
+    char *base;  // NULL: none
+    bool pinned; // on the host: copies run beside the host's work
+} BufferMemory;
 
 // Return the bytes of a storage's whole array, and of this rank's slice of it.
 static inline int64_t buffer_full_bytes(const Layout *l, const StateBuffer *b, int storage) {
@@ -107,61 +122,67 @@ static inline bool state_stays_full(const Layout *l, const StateBuffer *b, const
             (b->layout == BUFFER_SLOTS && !x->apart && state_slot(l, x, storage) < 0));
 }
 
-// Places the slots behind all slices, those that blocks share first. x: [storages] the records of a
-// kind.
-static inline void buffer_plan_slots(StateBuffer *b, State *x, const Layout *l, int64_t at) {
+// Places the slots behind all slices, those that blocks share first.
+static inline void buffer_plan_slots(StateBuffer *b, StorageRow *rows, StateKind kind,
+                                     const Layout *l, int64_t at) {
     for (int slot = 0; slot <= SHARED_SLOTS; slot++) {
         int64_t place = -1; // offset of the shared slot
         for (int i = 0; i < l->model->storages; i++) {
-            if (!layout_holds(l, i) || x[i].whole >= 0) { continue; }
-            const int shared = state_slot(l, &x[i], i);
+            State *x = &rows[i].states[kind];
+            if (!layout_holds(l, i) || x->whole >= 0) { continue; }
+            const int shared = state_slot(l, x, i);
             if (slot < SHARED_SLOTS && shared != slot) { continue; }
             if (slot == SHARED_SLOTS || place < 0) {
                 place = round_up(at, 64);
                 at = place + buffer_full_padded(l, b, i);
             }
-            x[i].whole = place;
+            x->whole = place;
         }
     }
     b->slot_bytes = (size_t)at - b->held;
 }
 // Gives the records of a kind that are in a buffer's place their positions in it. On the device,
 // what travels and is on the host has a slot.
-static inline void buffer_plan(StateBuffer *b, State *x, const Layout *l) {
+static inline void buffer_plan(StateBuffer *b, StorageRow *rows, StateKind kind, const Layout *l) {
     int64_t at = 0;
     if (b->layout == BUFFER_NONE) { return; }
     for (int i = 0; i < l->model->storages; i++) {
-        if (!layout_holds(l, i) || x[i].place != (b->on_host ? PLACE_HOST : PLACE_DEVICE)) {
+        State *x = &rows[i].states[kind];
+        if (!layout_holds(l, i) || x->place != (b->on_host ? PLACE_HOST : PLACE_DEVICE)) {
             continue;
         }
         const int64_t begin =
             layout_slices(l, b->cut, i)[layout_me(l, b->cut, i)] * (int64_t)b->size;
-        const bool full = !b->on_host && state_stays_full(l, b, &x[i], i);
-        x[i].slice = full ? at + begin : at;
-        if (full) { x[i].whole = at; }
+        const bool full = !b->on_host && state_stays_full(l, b, x, i);
+        x->slice = full ? at + begin : at;
+        if (full) { x->whole = at; }
         at += full ? buffer_full_padded(l, b, i) : buffer_slice_padded(l, b, i);
         b->held += (size_t)(b->layout == BUFFER_FULL ? buffer_full_bytes(l, b, i)
                                                      : buffer_slice_bytes(l, b, i));
     }
     b->slot_bytes = at - b->held;
-    if (b->travels) { buffer_plan_slots(b, x, l, at); }
+    if (b->travels) { buffer_plan_slots(b, rows, kind, l, at); }
 }
 
 // -------------------------------------------------------------------------------------------------
 // Whole arrays in point-to-point mode
 
-// Plans the versions of each storage in slots: of storages that are in use at the same time one
-// after another, otherwise in the same place. slot: [storages] the slot of each; NULL: all have
-// slot 0. Storages with 0 versions have none.
-static inline void buffer_plan_versions(StateBuffer *b, State *x, const GptModel *m,
-                                        const unsigned char *slot, int slots, bool one_at_a_time) {
+// Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
+// time one after another, otherwise in the same place. Storages with 0 versions have none.
+static inline void buffer_plan_versions(StateBuffer *b, StorageRow *rows, StateKind kind,
+                                        const GptModel *m, bool one_at_a_time) {
+    int slots = 0;
+    for (int i = 0; i < m->storages; i++) {
+        slots = (int)max_i64(slots, rows[i].states[kind].slot + 1);
+    }
     for (int k = 0; k < slots; k++) {
         int64_t used = 0;
         for (int i = 0; i < m->storages; i++) {
-            if (!x[i].versions || (slot && slot[i] != k)) { continue; }
-            x[i].stride = gpt_storage_elements(m, i) * (int64_t)b->size;
-            x[i].slice = x[i].whole = b->held + (one_at_a_time ? 0 : used);
-            const int64_t bytes = x[i].versions * x[i].stride;
+            State *x = &rows[i].states[kind];
+            if (!x->versions || x->slot != k) { continue; }
+            x->stride = gpt_storage_elements(m, i) * (int64_t)b->size;
+            x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
+            const int64_t bytes = x->versions * x->stride;
             used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
         }
         b->held += used;
@@ -171,42 +192,45 @@ static inline void buffer_plan_versions(StateBuffer *b, State *x, const GptModel
 // of a stage that have no version yet are stored one after another, and stages use the same slots.
 // wte has the same offset in the first and in the last stage. The slots are the versions of these
 // storages, as far apart as the longest stage is long.
-static inline void buffer_add_stages(StateBuffer *b, State *x, const GptModel *m, const P2p *r,
-                                     int slots) {
+static inline void buffer_add_stages(StateBuffer *b, StorageRow *rows, StateKind kind,
+                                     const GptModel *m, const P2p *r, int slots) {
     int64_t most = 0;
     for (int stage = 0; stage < r->stages; stage++) {
         int64_t at = 0;
         for (int i = 0; i < m->storages; i++) {
-            if (x[i].versions || (r->stage[i] != stage && (i || stage != r->stages - 1))) {
+            State *x = &rows[i].states[kind];
+            if (x->versions || (r->storage[i].stage != stage && (i || stage != r->stages - 1))) {
                 continue;
             }
-            x[i].slice = x[i].whole = (int64_t)b->held + at;
+            x->slice = x->whole = (int64_t)b->held + at;
             at += gpt_storage_elements(m, i) * (int64_t)b->size;
         }
         most = max_i64(most, at);
     }
     for (int i = 0; i < m->storages; i++) {
-        if (x[i].versions) { continue; }
-        x[i].versions = slots;
-        x[i].stride = most;
+        State *x = &rows[i].states[kind];
+        if (x->versions) { continue; }
+        x->versions = slots;
+        x->stride = most;
     }
     b->slot_bytes += slots * most;
 }
 
-static inline void buffer_allocate(StateBuffer *b, MemoryKind kind, const char *what) {
-    if (!(b->held + b->slot_bytes)) { return; }
-    b->base = (char *)(b->on_host ? memory_take_far(b->held, what, &b->pinned)
-                                  : memory_take_with_slots(kind, b->held, b->slot_bytes, what));
+static inline BufferMemory buffer_allocate(const StateBuffer *b, MemoryKind kind,
+                                           const char *what) {
+    BufferMemory m = {};
+    if (!(b->held + b->slot_bytes)) { return m; }
+    m.base = (char *)(b->on_host ? memory_take_far(b->held, what, &m.pinned)
+                                 : memory_take_with_slots(kind, b->held, b->slot_bytes, what));
+    return m;
 }
-// Frees a buffer's memory. Its description stays.
-static inline void buffer_free(StateBuffer *b) {
+static inline void buffer_free(const StateBuffer *b, BufferMemory *m) {
     if (b->on_host) {
-        ops_free_far(b->base, b->pinned);
+        ops_free_far(m->base, m->pinned);
     } else {
-        ops_free(b->base);
+        ops_free(m->base);
     }
-    b->base = NULL;
-    b->held = b->slot_bytes = 0;
+    m->base = NULL;
 }
 
 #endif

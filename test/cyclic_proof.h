@@ -102,7 +102,7 @@ static inline int proof_end_of_step(const Proof *p, int64_t step) {
     return ((int)step + 1) * pieces_of_step(&p->pieces) - 1;
 }
 static inline bool proof_owns(const Proof *p, int storage) {
-    return proof_p2p(p)->owner[storage] == p->v.rank;
+    return proof_p2p(p)->storage[storage].owner == p->v.rank;
 }
 static inline bool proof_borrows(const Proof *p, int storage) {
     return proof_p2p(p)->borrows && !proof_owns(p, storage);
@@ -166,7 +166,7 @@ static inline void made_free(Made *m) { m->micro = -1; }
 // A version is about to be written.
 static inline void prove_open(Proof *p, int storage, int64_t version) {
     ProofStorage *me = proof_storage(p, storage);
-    const int places = proof_p2p(p)->places[storage];
+    const int places = proof_p2p(p)->storage[storage].places;
     refuse(&p->v, !places, "the rank keeps no version");
     refuse(&p->v, version != me->newest + 1, "version %" PRId64 " does not follow %" PRId64,
            version, me->newest);
@@ -176,7 +176,8 @@ static inline void prove_open(Proof *p, int storage, int64_t version) {
 }
 static inline bool proof_has(const Proof *p, int storage, int64_t version) {
     const int64_t newest = proof_storage(p, storage)->newest;
-    return version >= 0 && version <= newest && version > newest - proof_p2p(p)->places[storage];
+    return version >= 0 && version <= newest &&
+           version > newest - proof_p2p(p)->storage[storage].places;
 }
 // Slots of borrowed parameters: the use of an action, and its slot.
 static inline int64_t proof_use(const Proof *p, const Action *a) {
@@ -242,7 +243,8 @@ static inline void prove_gradient_slot(Proof *p, int storage) {
     const P2p *r = proof_p2p(p);
     for (int s = 1; s < p->v.program->map.storages; s++) {
         refuse(&p->v,
-               r->stage[s] != r->stage[storage] && r->grad_slot[s] == r->grad_slot[storage] &&
+               r->storage[s].stage != r->storage[storage].stage &&
+                   r->storage[s].grad_slot == r->storage[storage].grad_slot &&
                    proof_rank(p)->made[s].micro >= 0,
                "its slot holds the gradient of storage %d", s);
     }
@@ -325,7 +327,7 @@ static inline void prove_sum(Proof *p, const Action *a) {
     const P2p *r = proof_p2p(p);
     Made *coming = &proof_storage(p, a->storage)->coming, *m = proof_whole(p, a->storage, a->micro);
     if (!action_sends(a->kind)) {
-        refuse(&p->v, !r->comes[a->storage], "there is no place for what comes");
+        refuse(&p->v, !r->storage[a->storage].comes, "there is no place for what comes");
         refuse(&p->v, coming->micro >= 0, "the sum that came before has not been added");
         *coming = p->sent;
         return;
@@ -526,7 +528,7 @@ static inline void proof_end(Proof *p, int steps) {
     for (p->v.rank = 0; p->v.rank < p->v.program->ranks; p->v.rank++) {
         for (int s = 0; s < p->v.program->map.storages; s++) {
             const ProofStorage *me = proof_storage(p, s);
-            refuse(&p->v, proof_p2p(p)->places[s] && me->newest != steps,
+            refuse(&p->v, proof_p2p(p)->storage[s].places && me->newest != steps,
                    "storage %d has version %" PRId64 " at the end", s, me->newest);
             refuse(&p->v, me->held >= 0, "storage %d is held at the end", s);
         }

@@ -100,7 +100,7 @@ static inline int *deferred_walk_open(const DeferredWalk *w, End e) {
     int kind = sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; // apart from deferred_messages()
     if (action_is(a->kind, ON_PARAMETERS)) {
         kind = (sends ? REQUEST_SEND : REQUEST_RECV) +
-               (int)(a->version % w->p2p[e.rank].places[a->storage]);
+               (int)(a->version % w->p2p[e.rank].storage[a->storage].places);
     }
     return &deferred_walk_storage(w, e.rank, a->storage)->open[kind];
 }
@@ -165,7 +165,7 @@ static inline void deferred_walk_check(DeferredWalk *w, End e) {
     if (!action_is(a->kind, ON_PARAMETERS) && !sum) { return; }
     DeferredStorage *s = deferred_walk_storage(w, e.rank, a->storage);
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place = sum ? 0 : (int)(version % w->p2p[e.rank].places[a->storage]);
+    const int place = sum ? 0 : (int)(version % w->p2p[e.rank].storage[a->storage].places);
     deferred_walk_refuse(w, e,
                          s->open[sum ? REQUEST_RECV_SUM : REQUEST_RECV + place] ||
                              (makes && s->open[REQUEST_SEND + place]),
@@ -233,7 +233,7 @@ static inline bool deferred_walk_waits(const DeferredWalk *w, int rank, const Ac
         const DeferredStorage *s = deferred_walk_storage(w, rank, a->storage);
         return (s->version < a->version &&
                 deferred_walk_noted(w, rank, BEFORE_USE, a->storage, -1)) ||
-               s->open[REQUEST_RECV + (int)(a->version % p2p->places[a->storage])];
+               s->open[REQUEST_RECV + (int)(a->version % p2p->storage[a->storage].places)];
     }
     if (a->kind == ACT_STATS) {
         return r->stats_out || r->stats_in ||

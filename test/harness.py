@@ -287,6 +287,13 @@ def exported(path):
     return get(os.path.join(path, "model.safetensors") if os.path.isdir(path) else path)
 
 
+def exported_weights(path):
+    """The same in fp32, as numbers."""
+    data = exported(path)
+    first = 8 + struct.unpack("<Q", data[:8])[0] if os.path.isdir(path) else 1024
+    return array.array("f", data[first:])
+
+
 def bf16_words(floats):
     """The upper halves, rounded to nearest even."""
     for bits in array.array("I", floats.tobytes()):

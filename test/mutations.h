@@ -115,7 +115,7 @@ typedef enum {
     MUTATE_STORAGE,
     MUTATE_USE,
     MUTATE_PEER,
-    MUTATE_NEAR,
+    MUTATE_SECONDARY,
     MUTATE_REMOVE_MESSAGE,
     MUTATE_UNIT_OF_MESSAGE,
     MUTATE_MICRO_OF_MESSAGE,
@@ -123,20 +123,11 @@ typedef enum {
     MUTATE_STORAGE_OF_MESSAGE,
     MUTATIONS
 } Mutation;
-static const char *const mutation_names[] = {"removed",
-                                             "swapped",
-                                             "unit",
-                                             "micro-batch",
-                                             "version",
-                                             "storage",
-                                             "use",
-                                             "peer",
-                                             "near",
-                                             "message removed",
-                                             "message unit",
-                                             "message micro-batch",
-                                             "message version",
-                                             "message storage"};
+static const char *const mutation_names[] = {
+    "removed",         "swapped",         "unit",         "micro-batch",
+    "version",         "storage",         "use",          "peer",
+    "secondary",       "message removed", "message unit", "message micro-batch",
+    "message version", "message storage"};
 typedef struct {
     uint64_t seed, draws;
 } MutationDraw;
@@ -158,7 +149,7 @@ static inline void mutation_set(Action *a, Mutation what, int by, const Program 
     case MUTATE_STORAGE:
     case MUTATE_STORAGE_OF_MESSAGE: a->storage = (a->storage + by) % p->map.storages; break;
     case MUTATE_USE: a->use += by % 2 ? 1 : -1; break;
-    case MUTATE_NEAR: a->near = !a->near; break;
+    case MUTATE_SECONDARY: a->secondary = !a->secondary; break;
     default: a->peer = (a->peer + by) % p->ranks;
     }
 }
@@ -177,10 +168,9 @@ static inline bool mutation_fits(const Action *a, Mutation what, const Program *
     case MUTATE_VERSION_OF_MESSAGE: return versions;
     case MUTATE_STORAGE:
     case MUTATE_STORAGE_OF_MESSAGE: return a->storage >= 0;
-    case MUTATE_USE:
-        return action_is(a->kind, OF_PIECES) && p->map.pieces && p->map.pieces[a->storage] > 0;
+    case MUTATE_USE: return action_is(a->kind, OF_PIECES) && p->map.rule[a->storage].pieces > 0;
     case MUTATE_PEER: return message && p->ranks > 2;
-    case MUTATE_NEAR: return a->kind == ACT_PREFETCH;
+    case MUTATE_SECONDARY: return a->kind == ACT_PREFETCH;
     default: return true;
     }
 }

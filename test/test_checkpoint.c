@@ -104,8 +104,8 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
     placement_free(&placement);
     placement = pipeline_placement("1", m->units, 1);
-    Store s =
-        store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, &optimizers[adam ? 0 : 1]);
+    Store s = {.plan = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32,
+                                  &optimizers[adam ? 0 : 1])};
     store_allocate(&s, &comm, &stream);
     return s;
 }
@@ -199,7 +199,7 @@ static void save_step(Store *s, int64_t step, int64_t keep) {
 static bool load(const char *folder, Store *s, Progress *p) {
     Text why = {""};
     memset(p, 0, sizeof *p);
-    bool loaded = checkpoint_load(folder, s, s->model, p, &why);
+    bool loaded = checkpoint_load(folder, s, s->plan.model, p, &why);
     assert_int_equal(loaded, !*why.at); // a refusal has a reason
     return loaded;
 }
@@ -254,7 +254,7 @@ static void test_resume(void **state) {
     assert_memory_equal(&p, &expected, sizeof p);
     assert_memory_equal(store_full(&s, STATE_PARAMETERS, 0), store_full(&t, STATE_PARAMETERS, 0),
                         (size_t)model.parameters * 2);
-    for (int i = 0; i < model.storages; i++) { assert_int_equal(t.progress[i].updates, 11); }
+    for (int i = 0; i < model.storages; i++) { assert_int_equal(t.flight.progress[i].updates, 11); }
     store_free(&s);
     store_free(&t);
 }
@@ -299,7 +299,7 @@ static void test_other_models_are_refused(void **state) {
         Store t = make_store_of(&other, DTYPE_FP32, others[i].adam);
         Progress p;
         Text why = {""};
-        bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.model, &p, &why);
+        bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.plan.model, &p, &why);
         if (loaded || !strstr(why.at, "another model or optimizer")) {
             fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why.at);
         }

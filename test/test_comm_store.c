@@ -7,9 +7,9 @@
 // sums are exact in any order, and what one rank with plain arrays computes must come out bit for
 // bit: parameters at each use, norm, master parameters, moments. So must the predicted bytes of
 // messages and of memory. States saved under one placement, and exported models, are read back into
-// the others.
+// the others. Architecture and depth of the model are drawn; model files need GPT-2's.
 //
-// TEST_ALL=1: every combination; else some of each.
+// TEST_ALL=1: every combination, and every architecture; else some of each, TEST_SEED=N: which.
 // Last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed.
 #include "zero.h"
 #include "counts.h" // report; before what needs GNU's extensions
@@ -26,10 +26,10 @@ enum {
     STEPS = 2,
     SAMPLES = 7,
     MICRO = 2,
-    STORAGES = 7,
+    LAYERS = 4,
+    STORAGES = LAYERS + 4, // at most: a block more, the embedding's, lnf and the head's
     STAGES = 4
 };
-static const GptConfig config = {4, 1, 16, 50, 128, 8};
 static const OptimizerStep optimizer = {0.01f, 0.9f,      0.95f, 1e-8f,        0.1f,
                                         0.0f,  1.0f / 64, 0,     {false, 0, 0}};
 
@@ -38,7 +38,8 @@ static GptModel model;
 static char folder[64]; // of all ranks
 static bool everything; // TEST_ALL=1: every combination; else some of each
 
-// A placement: of each stage the units, and its ranks in the order of their rows.
+// A placement: of each stage the units (of LAYERS blocks; the last stage has those of a longer
+// model), and its ranks in the order of their rows.
 typedef struct {
     int ranks, stages, units[STAGES], replicas[STAGES], of[STAGES][MAX_RANKS];
 } Case;
@@ -81,7 +82,7 @@ static Placement placement_of(const Case *c) {
     for (int s = 0, unit = 0; s < c->stages; unit += c->units[s++]) {
         Stage *stage = &p.stage[s];
         stage->first_unit = unit;
-        stage->units = c->units[s];
+        stage->units = s + 1 < c->stages ? c->units[s] : model.units - unit;
         stage->replicas = c->replicas[s];
         stage->ranks = (int *)checked_malloc(sizeof c->of[s], "ranks");
         memcpy(stage->ranks, c->of[s], (size_t)c->replicas[s] * sizeof(int));
@@ -143,7 +144,7 @@ static void reference_update(int storage, float *grad, int64_t step) {
     }
 }
 static void make_reference(void) {
-    for (int s = 0; s < STORAGES; s++) {
+    for (int s = 0; s < model.storages; s++) {
         const size_t n = (size_t)gpt_storage_elements(&model, s);
         for (int k = 0; k < STATE_PREVIOUS; k++) {
             expected.state[k][s] = (float *)checked_calloc(n, sizeof(float), "reference");
@@ -156,7 +157,7 @@ static void make_reference(void) {
     }
     for (int step = 0; step < STEPS; step++) {
         double squares = 0; // of integers: exact
-        for (int s = 0; s < STORAGES; s++) {
+        for (int s = 0; s < model.storages; s++) {
             const int64_t n = gpt_storage_elements(&model, s);
             float *grad = (float *)checked_calloc((size_t)n, sizeof(float), "reference");
             for (int unit = 0; unit < model.units; unit++) {
@@ -173,6 +174,12 @@ static void make_reference(void) {
             free(grad);
         }
         expected.norm[step] = sqrt(squares);
+    }
+}
+static void free_reference(void) {
+    for (int s = 0; s < model.storages; s++) {
+        for (int k = 0; k < STATE_PREVIOUS; k++) { free(expected.state[k][s]); }
+        for (int k = 0; k <= STEPS; k++) { free(expected.master[k][s]); }
     }
 }
 
@@ -195,10 +202,10 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->version = 0;
     ops_open(&stream, 0, setting->dtype);
     r->program = program_of(&r->placement, setting, true);
-    r->store = store_plan(&model, &comm.everyone, &r->placement, setting->zero, setting->dtype,
-                          setting->wire, &optimizers[0]);
-    store_join(&r->store, &comm);
-    store_predict(&r->store, predicted);
+    r->store = store_of_plan(store_plan(&model, &comm.everyone, &r->placement, setting->zero,
+                                        setting->dtype, setting->wire, &optimizers[0]));
+    store_join(&r->store.plan, &comm);
+    store_predict(&r->store.plan, predicted);
     memcpy(before, memory_taken, sizeof before);
     store_allocate(&r->store, &comm, &stream);
     for (int k = 0; k < MEMORY_KINDS; k++) {
@@ -247,7 +254,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         if (i % 16 == comm.rank) { comm_progress(); }
         switch (a->kind) {
         case ACT_PREFETCH:
-            store_prefetch(s, a->storage, r->version + a->version, a->near, step);
+            store_prefetch(s, a->storage, r->version + a->version, a->secondary, step);
             break;
         case ACT_ACQUIRE:
             check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage);
@@ -275,8 +282,8 @@ static void run(Rig *r, const Schedule *schedule, int step) {
 }
 static void check_states(const Rig *r, const char *what, int64_t steps) {
     for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
-        for (int storage = 0; storage < STORAGES; storage++) {
-            int64_t begin, n = store_own(&r->store, storage, &begin);
+        for (int storage = 0; storage < model.storages; storage++) {
+            int64_t begin, n = store_own(&r->store.plan, storage, &begin);
             const float *all =
                 steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];
             if (!n || (kind != STATE_MASTER && steps != STEPS)) { continue; }
@@ -294,9 +301,9 @@ static void check_traffic(const Rig *r) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
         int n = 0;
-        if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store, a->storage, m); }
+        if (a->kind == ACT_REDUCE) { n = store_reduce_messages(&r->store.plan, a->storage, m); }
         if (a->kind == ACT_PREFETCH) {
-            m[n++] = store_gather_message(&r->store, a->storage, a->near);
+            m[n++] = store_gather_message(&r->store.plan, a->storage, a->secondary);
         }
         while (n--) {
             comm_bytes_sent(m[n].kind, m[n].group, m[n].group->me, m[n].bounds, m[n].element_bytes,
@@ -322,12 +329,12 @@ static bool computes_with(const Rig *r, int storage) {
 }
 // Nobody has anything of what its units do not use, and all have together what one has.
 static void check_holdings(const Rig *r) {
-    for (int storage = 0; storage < STORAGES; storage++) {
+    for (int storage = 0; storage < model.storages; storage++) {
         const bool uses = computes_with(r, storage);
-        check(store_holds(&r->store, storage) == uses &&
-                  (uses || !store_own_elements(&r->store, storage)),
+        check(store_holds(&r->store.plan, storage) == uses &&
+                  (uses || !store_own_elements(&r->store.plan, storage)),
               "holds what it uses", r->c, &r->setting, storage);
-        int64_t mine = store_own_elements(&r->store, storage), all[MAX_RANKS], sum = 0;
+        int64_t mine = store_own_elements(&r->store.plan, storage), all[MAX_RANKS], sum = 0;
         comm_all_gather_small(&comm, &mine, all, sizeof mine);
         for (int k = 0; k < comm.ranks; k++) { sum += all[k]; }
         check(sum == gpt_storage_elements(&model, storage), "every element has one owner", r->c,
@@ -403,8 +410,8 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, STORAGES);
-            for (int storage = 0; storage < STORAGES; storage++) {
+            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, model.storages);
+            for (int storage = 0; storage < model.storages; storage++) {
                 const int draw =
                     (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.cpu_update ? cpu_update[draw] : by_device[draw];
@@ -418,7 +425,8 @@ static void test_offload(void) {
 static void test_plus_plus(void) {
     for (int i = 0; i < CASES; i++) {
         for (int k = 1; k < 8 && cases[i].ranks == comm.ranks; k++) {
-            Setting s = setting_of(k & 4 || k == 2 ? (k & 3 ? 3 : 2) : 3, PIPELINE_DAPPLE);
+            Setting s =
+                setting_of(k & 4 || k == 2 ? (k & 3 ? 3 : 2) : 3, (PipelineKind)((i + k) % 3));
             s.zero.quantized_weights = k & 1;
             s.zero.partition = k & 2 && narrowest(&cases[i]) > 1 ? 2 : 1;
             s.zero.quantized_gradients = s.zero.feedback = (k & 4) != 0;
@@ -444,13 +452,13 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             Progress p;
             Text why = {""};
             rig_make(&r, &cases[i], &s);
-            bool good = checkpoint_load(path, &r.store, r.store.model, &p, &why);
+            bool good = checkpoint_load(path, &r.store, r.store.plan.model, &p, &why);
             check(good && p.step == 5, why.at, r.c, &s, -1);
             check_states(&r, "states of a checkpoint", STEPS);
             store_initialise(&r.store, 12);
-            model_file_load(exported, &r.store, DTYPE_FP32);
-            for (int storage = 0; storage < STORAGES; storage++) {
-                int64_t begin, n = store_own(&r.store, storage, &begin);
+            if (exported) { model_file_load(exported, &r.store, DTYPE_FP32); }
+            for (int storage = 0; exported && storage < model.storages; storage++) {
+                int64_t begin, n = store_own(&r.store.plan, storage, &begin);
                 if (!n) { continue; }
                 check(!memcmp(store_floats(&r.store, STATE_MASTER, storage, 0),
                               expected.state[STATE_MASTER][storage] + begin,
@@ -462,6 +470,7 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
     }
 }
 static void test_files(void) {
+    const bool is_gpt2 = !model.config.arch; // which model files can hold
     for (int i = 0; i < CASES; i++) {
         if (cases[i].ranks != comm.ranks) { continue; }
         Setting s = setting_of(i % 4, PIPELINE_DAPPLE);
@@ -475,13 +484,30 @@ static void test_files(void) {
         train_rig(&r);
         check(checkpoint_save(folder, &r.store, &p, "--steps 5", &path), "saves", r.c, &s, -1);
         snprintf(exported, sizeof exported, "%s/model.bin", folder);
-        check(!model_file_write(exported, &r.store), "exports", r.c, &s, -1);
+        if (is_gpt2) { check(!model_file_write(exported, &r.store), "exports", r.c, &s, -1); }
         comm_barrier(&comm);
         rig_free(&r);
-        load_everywhere(i, path.at, exported);
+        load_everywhere(i, path.at, is_gpt2 ? exported : NULL);
         comm_barrier(&comm);
     }
     report("checkpoints and model files from each placement to each");
+}
+
+static void test_model(int arch, int layers, bool only_files) {
+    const GptConfig config = {layers, 1, 16, 50, 128, 8, .arch = arch};
+    model = gpt_model(config);
+    if (comm.rank == 0) {
+        printf("%s%s, %d layers\n", model.arch->name,
+               architecture_is_tied(model.arch) ? "" : ", untied", layers);
+    }
+    make_reference();
+    if (!only_files) {
+        test_stages();
+        test_offload();
+        test_plus_plus();
+    }
+    test_files();
+    free_reference();
 }
 
 int main(int argc, char **argv) {
@@ -495,16 +521,18 @@ int main(int argc, char **argv) {
     comm.timeout_s = 120;
     stream.threads = 1;
     stream.progress = comm_progress;
-    model = gpt_model(config);
     everything = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
     snprintf(folder, sizeof folder, "/tmp/test_comm_store.XXXXXX");
     if (comm.rank == 0 && !mkdtemp(folder)) { die(EXIT_RESOURCES, NULL, "cannot make %s", folder); }
     comm_broadcast(&comm, folder, sizeof folder, 0);
-    make_reference();
-    test_stages();
-    test_offload();
-    test_plus_plus();
-    test_files();
+    const char *seed = getenv("TEST_SEED");
+    const uint64_t draw = mix64(seed ? strtoull(seed, NULL, 10) : 1);
+    const int drawn = (int)(draw / 2 % ARCHITECTURES);
+    if (drawn && !everything) { test_model(0, LAYERS, true); }
+    for (int arch = 0; arch < ARCHITECTURES; arch++) {
+        const int longer = (int)((draw + (uint64_t)arch) % 2);
+        if (arch == drawn || everything) { test_model(arch, LAYERS + longer, false); }
+    }
     if (comm.rank == 0) {
         folder_remove(checkpoint_folder(folder, 5, "").at);
         folder_remove(folder);

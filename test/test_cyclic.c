@@ -437,10 +437,10 @@ static void test_triangles_send(void **state) {
                 const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
                 const bool takes =
                     stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
-                assert_int_equal(p2p.places[s] > 0, takes);
-                assert_true(p2p.places[s] <= 2);
-                assert_int_equal(p2p.adds[s], takes);
-                assert_int_equal(p2p.comes[s], r == p2p.owner[s] && stage < N - 1);
+                assert_int_equal(p2p.storage[s].places > 0, takes);
+                assert_true(p2p.storage[s].places <= 2);
+                assert_int_equal(p2p.storage[s].adds, takes);
+                assert_int_equal(p2p.storage[s].comes, r == p2p.storage[s].owner && stage < N - 1);
             }
             p2p_free(&p2p, m.storages);
         }
@@ -550,10 +550,10 @@ static void test_slack(void **state) {
 
 static void check_route(const CyclicPlan *plan) {
     const int N = plan->N;
-    HandBacks h = cyclic_route(plan);
+    ParamsMessages h = cyclic_route(plan);
     bool *comes = (bool *)checked_calloc((size_t)(N * N), sizeof(bool), "test");
     for (int k = 0; k < h.count; k++) {
-        const HandBack *m = &h.message[k];
+        const ParamsMessage *m = &h.message[k];
         assert_true(m->to >= 0 && m->to < N && m->from != m->to);
         assert_true(k == 0 || h.message[k - 1].slot <= m->slot);
         // once, from its owner, when it is made, in time
@@ -675,7 +675,8 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     Placement placement = pipeline_placement("1", m->units, plan->N);
     P2p p2p = cyclic_p2p(plan, m, rank);
     ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
+    StatePlan store =
+        store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -704,7 +705,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     assert_int_equal(store.device[STATE_MADE].slot_bytes,
                      4 * (gpt_storage_elements(m, 0) + 2 * making));
     assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
-    store_free(&store);
+    store_plan_free(&store);
     program_free(&window);
     p2p_free(&p2p, m->storages);
     placement_free(&placement);

@@ -333,8 +333,8 @@ def random_data(shape, T, count, windows="continuous", seed=SEED, **scales):
 
 class PrivateCheck(test_zero.Check):
     def exported(self, cases):
-        """The jobs of these cases, each with a file `export` of its weights."""
-        cases = [dict(dict(export=os.path.join(scratch(), "export.bin")), **case) for case in cases]
+        """The jobs of these cases, each with an `export` of its weights."""
+        cases = [dict(dict(export=harness.export_of(case)), **case) for case in cases]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
             job.export = case["export"]
@@ -1008,7 +1008,7 @@ class Trajectories(PrivateCheck):
 
     def test_one_result(self):
         """Noise and batches of chance: stages bit by bit where plain runs are, ranks to
-        rounding."""
+        rounding. Of the golden model, and of one of any kind."""
         cases = [
             (optimizer, style, ranks, rows)
             for optimizer in ("adamw", "sgd", "muon")
@@ -1016,11 +1016,15 @@ class Trajectories(PrivateCheck):
             for ranks in (2, 3, 4)
             for rows in (1, 20)
         ]
-        for optimizer, style, ranks, rows in sample([c for c in cases if c[3] == 1], 1) + sample(
-            [c for c in cases if c[3] == 20], 1
+        draw = random.Random(f"{SEED} models")
+        models = [harness.MODEL, harness.any_model(draw)]
+        draw.shuffle(models)
+        for number, (optimizer, style, ranks, rows) in enumerate(
+            sample([c for c in cases if c[3] == 1], 1) + sample([c for c in cases if c[3] == 20], 1)
         ):
             case = dict(
                 self.RUN,
+                model=models[number % 2],
                 ranks=ranks,
                 micro_batch=rows,
                 dp_clip_style=style,
@@ -1051,14 +1055,17 @@ class Trajectories(PrivateCheck):
             dict(ranks=2, dtype="bf16", stochastic_rounding=1),
             dict(ranks=4, windows="document", seq_len=5, batch_tokens=15),
         ]
-        for case in sample([dict(self.RUN, micro_batch=30, **variant) for variant in variants], 1):
+        draw = random.Random(f"{SEED} models")
+        for variant in sample(variants, 1):
+            case = dict(self.RUN, micro_batch=30, model=harness.any_model(draw), **variant)
             first, second = self.exported(
                 [dict(case, zero=stage) for stage in (2, 3)]
             )  # stages 0 and 1 may have shorter ones
             self.assert_same(second, first, case)
         plain, near, quantized = self.exported(
             [
-                dict(self.RUN, ranks=4, zero=3, micro_batch=1, **more)
+                dict(self.RUN, model=model, ranks=4, zero=3, micro_batch=1, **more)
+                for model in (harness.any_model(draw),)
                 for more in (
                     dict(),
                     dict(zero_hpz_partition_size=2),
@@ -1083,8 +1090,11 @@ class Trajectories(PrivateCheck):
             dict(ranks=4, zero=2, optimizer="sgd", lr=0.05),
             dict(ranks=2, dp_clip_style="flat"),
         ]
+        draw = random.Random(f"{SEED} models")
+        model = lambda: draw.choice((harness.MODEL, harness.any_model(draw)))
         cases = [
-            dict(common, out=os.path.join(scratch(), "out"), **case) for case in sample(cases, 2)
+            dict(common, model=model(), out=os.path.join(scratch(), "out"), **case)
+            for case in sample(cases, 2)
         ]
         jobs = train_all(cases)
         for case, job in zip(cases, jobs):
@@ -1145,6 +1155,14 @@ class Stages(PrivateCheck):
 
     def ranks(self, plan):
         return sum(int(stage.split(":")[1]) for stage in plan.split(","))
+
+    @staticmethod
+    def any_architecture(draw):
+        """Of a plan of the golden model's 5 units, the plan of a model; and that model: of any kind
+        and as long, or a block longer."""
+        more = draw.randrange(2)
+        model = harness.any_model(draw, layers=harness.LAYERS + more)
+        return lambda plan: f"{int(plan[0]) + more}{plan[1:]}", model
 
     def chosen(self, count, of=lambda case: True):
         """Of these cases, or all; each with a stage of ZeRO, and recomputation where it is
@@ -1226,13 +1244,12 @@ class Stages(PrivateCheck):
     def test_one_result(self):
         """Steps with noise, of batches of chance: the samples, losses and weights of one rank, to
         rounding: sums are in another order (harness.SAME)."""
-        run = dict(
-            Trajectories.RUN, optimizer="sgd", lr=0.05
-        )  # the golden model has 3 blocks: 5 units
+        longer, model = self.any_architecture(random.Random(f"{SEED} models"))
+        run = dict(Trajectories.RUN, optimizer="sgd", lr=0.05, model=model)
         cases = [
             dict(
                 run,
-                pipeline=plan,
+                pipeline=longer(plan),
                 ranks=self.ranks(plan),
                 dp_clip_style=style,
                 micro_batch=rows,
@@ -1267,11 +1284,13 @@ class Stages(PrivateCheck):
         """Bit by bit, where samples are added in one order: GPipe and DAPPLE, stages 0 and 1, 2 and
         3. In all styles; in bf16, too."""
         for style in sample(CLIP_STYLES, 2):
+            longer, model = self.any_architecture(random.Random(f"{SEED}{style} models"))
             run = dict(
                 Trajectories.RUN,
+                model=model,
                 ranks=3,
-                pipeline=random.Random(f"{SEED}{style}").choice(
-                    ("2:1,3:2", "2:2,3:1", "1:1,1:1,3:1")
+                pipeline=longer(
+                    random.Random(f"{SEED}{style}").choice(("2:1,3:2", "2:2,3:1", "1:1,1:1,3:1"))
                 ),
                 dp_clip_style=style,
                 micro_batch=2,
@@ -1397,8 +1416,10 @@ class Stages(PrivateCheck):
 
     def test_resume(self):
         """In the same plan bit by bit, in another one and on one rank to rounding."""
+        longer, model = self.any_architecture(random.Random(f"{SEED} models"))
         common = dict(
             Trajectories.RUN,
+            model=model,
             steps=4,
             save_every=2,
             dp_key=None,
@@ -1408,7 +1429,7 @@ class Stages(PrivateCheck):
         )
         case = dict(
             common,
-            pipeline="1:1,3:1,1:1",
+            pipeline=longer("1:1,3:1,1:1"),
             ranks=3,
             dp_clip_style=random.Random(SEED).choice(("unit", "flat")),
             out=os.path.join(scratch(), "out"),
@@ -1416,7 +1437,7 @@ class Stages(PrivateCheck):
         whole = train(**case)
         for changes in (
             dict(),
-            dict(pipeline="3:1,2:1", ranks=2, zero=1),
+            dict(pipeline=longer("3:1,2:1"), ranks=2, zero=1),
             dict(pipeline=None, ranks=2, zero=3, micro_batch=2),
         ):
             shutil.rmtree(harness.checkpoint(case["out"], 4))
@@ -1525,7 +1546,9 @@ class Cyclic(PrivateCheck):
                 dict(optimizer="sgd", lr=0.05),
             )
         ]
+        draw = random.Random(f"{SEED} models")
         for N, case in sample(cases, 2):
+            case = dict(case, model=harness.any_model(draw, layers=draw.choice((2, 3, 4, 5))))
             one, several = self.exported(self.modes(N, **case))
             self.assertEqual(several.steps("samples"), one.steps("samples"))
             self.assert_same(several, one, (N, case))
@@ -1581,6 +1604,7 @@ class Cyclic(PrivateCheck):
         have other gradients, and the same noise."""
         run = dict(
             Trajectories.RUN,
+            model=harness.any_model(random.Random(f"{SEED} models")),
             steps=6,
             save_every=3,
             dp_key=None,
@@ -2475,7 +2499,8 @@ class Numbers(PrivateCheck):
             for ranks, per_node in nodes
         ]
         common = dict(batch_tokens=28 * 20, steps=2, reduce_dtype="fp32", shuffle=None)
-        chosen = sample(cases, 2)
+        draw = random.Random(f"{SEED} models")
+        chosen = [dict(case, model=harness.any_model(draw)) for case in sample(cases, 2)]
         style = lambda case: random.Random(f"{SEED}{case}").choice(CLIP_STYLES)
         jobs = self.trained(
             [

@@ -152,11 +152,11 @@ class Actions(unittest.TestCase):
             ranks=2,
             threads=1,
             steps=1,
-            model="layers=3,heads=8,channels=512,vocab=101",
-            seq_len=4096,
+            model="layers=1,heads=8,channels=512,vocab=101",
+            seq_len=2560,
             micro_batch=1,
-            batch_tokens=4096,
-            watchdog=3,
+            batch_tokens=2560,
+            watchdog=1,
         )
         job.limit = 10 * harness.TIMEOUT  # it computes for some seconds, on a busy machine longer
         self.assertEqual(len(job.done().steps()), 1)

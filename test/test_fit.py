@@ -236,9 +236,21 @@ class Fit(harness.TestCase):
         self.assertLess(found[low][1]["step_ms"], found[low][0]["step_ms"], "the gain is small")
         self.assertIn("--zero-quantized-gradients", found[0.01][0]["flags"])
 
+    def test_secondary_copies_need_nodes(self):
+        """Inside one node a secondary copy saves nothing, so such a way is not tried."""
+        words = ["--fit", "--dry-run", "--model", "layers=2,heads=4,channels=512,vocab=1000"]
+        words += ["--seq-len", 64, "--batch-tokens", 256, "--dtype", "bf16", "--zero", 3]
+        words += ["--pipeline", 1, "--offload", "none", "--recompute", "none"]
+        found = {}
+        for shape in ("1x4", "2x2"):
+            rates = ",intra=100,inter=0.1,tflops=1,memory=100,overlap=0"
+            ways = ask(*words, "--cluster", shape + rates)["best"]
+            found[shape] = any("hpz" in way["flags"] for way in ways)
+        self.assertEqual(found, {"1x4": False, "2x2": True})
+
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
-        done = run("--fit", "--model", "gpt3:175B", *cluster)
+        done = run("--fit", "--model", "gpt3:13B", *cluster)
         self.assertEqual(done.returncode, EXIT_RESOURCES)
         self.assertIn("no way to run fits into 31.0 GiB", done.stderr)
 

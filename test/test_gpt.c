@@ -132,8 +132,8 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
-    r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32,
-                          &optimizers[setting.sgd]);
+    r->store = store_of_plan(store_plan(&r->model, &world, &r->placement, plain, setting.dtype,
+                                        DTYPE_FP32, &optimizers[setting.sgd]));
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);
@@ -355,7 +355,7 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
         assert_true(store_floats(&r->store, STATE_MASTER, 0, 0)[i] == 0);
     }
     for (int s = 0; s < r->model.storages; s++) {
-        assert_int_equal(r->store.progress[s].updates, UPDATES);
+        assert_int_equal(r->store.flight.progress[s].updates, UPDATES);
     }
     rig_free(r);
 }

@@ -174,6 +174,8 @@ class Peaks(unittest.TestCase):
                 "--json",
                 "--model",
                 "layers=1,heads=1,channels=8,vocab=10",
+                "--seq-len",
+                "16",
                 "--dtype",
                 dtype,
             ],

@@ -294,6 +294,26 @@ class Program(InFolder):
         )
         self.assertEqual(ours, theirs)
 
+    def test_bf16_beside_fp32(self):
+        """A folder is one of bf16 if all of its tensors are; whichever is in fp32, its numbers
+        stay."""
+        folder = self.export(MODEL)
+        whole = read_safetensors(folder / "model.safetensors")
+        half = {
+            name: ("BF16", shape, array.array("H", array.array("H", data)[1::2]).tobytes())
+            for name, (_, shape, data) in whole.items()
+        }
+        for i, name in enumerate((None, "wte.weight", "h.1.ln_1.weight", "ln_f.bias")):
+            kept = {f"transformer.{name}": whole[f"transformer.{name}"]} if name else {}
+            write_safetensors(folder / "model.safetensors", half | kept)
+            back = self.folder / f"back{i}"
+            plain = "--steps", 0, "--val-every", 0, "--seq-len", 8
+            program("--model", folder, *plain, "--export", back)
+            found = read_safetensors(back / "model.safetensors")
+            expected = "F32" if name else "BF16"
+            self.assertEqual({dtype for dtype, _, _ in found.values()}, {expected}, name)
+            self.assertEqual({key: found[key] for key in kept}, kept)
+
     def test_what_it_does_not_compute(self):
         folder = self.export(MODEL)
         good = json.loads((folder / "config.json").read_text())

@@ -15,21 +15,21 @@ static bool toss(void) { return draw(2); }
 // The plain way
 
 // Plans a buffer of parameters or gradients from the beginning.
-static StateBuffer plan_gathered(const Store *s, const Offload *o, StateKind kind) {
-    State *x = calloc((size_t)s->model->storages, sizeof(State));
+static StateBuffer plan_gathered(const StatePlan *s, const Offload *o, StateKind kind) {
+    StorageRow *x = calloc((size_t)s->model->storages, sizeof *x);
     StateBuffer b = store_fill_kind(s, o, kind, x);
-    buffer_plan(&b, x, &s->layout);
+    buffer_plan(&b, x, kind, &s->layout);
     free(x);
     return b;
 }
-static int64_t gathered_less(const Store *s, const Offload *o, StateKind kind) {
+static int64_t gathered_less(const StatePlan *s, const Offload *o, StateKind kind) {
     StateBuffer without = plan_gathered(s, NULL, kind), with = plan_gathered(s, o, kind);
     const int64_t bytes =
         (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
     return bytes;
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
+    const StatePlan *s = f->store;
     int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o),
             stashed = 0;
     for (int i = 0; i < s->model->storages; i++) {
@@ -46,10 +46,10 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
+    const StatePlan *s = f->store;
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
+        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
     }
     return bytes;
 }
@@ -167,8 +167,9 @@ static void test_fill(void **state) {
         Placement placement = draw_placement(&m, &ranks);
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
-        Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16,
-                                 DTYPE_FP32, &optimizers[toss()]);
+        StatePlan store =
+            store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16, DTYPE_FP32,
+                       &optimizers[toss()]);
         Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
         const OffloadScope f = {&store,
@@ -180,7 +181,7 @@ static void test_fill(void **state) {
                                 stage->first_unit + stage->units};
         fill_both_ways(&o, &f, false);
         fill_both_ways(&o, &f, true);
-        store_free(&store);
+        store_plan_free(&store);
         placement_free(&placement);
         group_free(&seen);
         group_free(&cluster);

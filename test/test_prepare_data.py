@@ -226,6 +226,8 @@ class Records(Prepares):
                 self.assertEqual([*self.out.iterdir()], [])
         said = self.prepare(path, "--skip-bad", "--val-fraction", "0")[0]
         self.assertIn("left out 1 records; the first: ", said)
+        size = len(path.read_bytes().split(b"\n")[41])
+        self.assertIn(f"a.jsonl: the tokens do not give back {size} bytes of records", said)
         self.assertEqual(self.documents("train"), texts(60))
         path = self.write("a.jsonl", '{"text": "half \\ud83d of a pair"}\n' + "\n".join(good))
         self.prepare(path, "--val-fraction", "0")

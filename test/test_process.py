@@ -141,8 +141,8 @@ class Training(harness.TestCase):
 
 
 class Spin(harness.TestCase):
-    """How long threads that wait spin follows the load, unless the user says how: libgomp reads that
-    before main, so the program starts itself once more."""
+    """Waiting threads spin by the load, unless the user says how: libgomp reads that before main,
+    so the program starts itself once more."""
 
     LINE = "threads    wait by the load of the machine"
 

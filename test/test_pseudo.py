@@ -254,7 +254,7 @@ class Equality(Check):
         ]
         cases = [
             dict(RUN, steps=3, watchdog=30, **case)
-            for case in fixed + [self.drawn(draw) for _ in range(60 if ALL else 4)]
+            for case in fixed + [self.drawn(draw) for _ in range(60 if ALL else 2)]
         ]
         places = [dict(EMU_SEED=str(SEED), EMU_GPUS=str(case.pop("gpus"))) for case in cases]
         jobs = train_all(

@@ -171,7 +171,7 @@ static Program pipeline(int stages, const char *const steps[]) {
     p.micro_batches = 2;
     p.samples = 4;
     program_limit(&p, limits);
-    p.map.tied[0] = true; // the first and the last stage use wte
+    p.map.rule[0].tied = true; // the first and the last stage use wte
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -199,7 +199,7 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
-    p.map.tied[0] = true;
+    p.map.rule[0].tied = true;
     zero_lower(&p, &plain, true);
     placement_free(&plan.placement);
     return p;
@@ -358,7 +358,7 @@ static void check_same_collectives(const Program *p, const Program *q, bool gath
                 assert_int_equal(a->kind, b->kind);
                 assert_int_equal(a->storage, b->storage);
                 assert_int_equal(a->micro, b->micro);
-                assert_int_equal(a->near, b->near);
+                assert_int_equal(a->secondary, b->secondary);
             }
         } while (a);
     }
@@ -1051,7 +1051,7 @@ static void damage(Program *p, const Damage *d) {
     case FIRST_ROW: a->first_row = d->value; break;
     case VERSION: a->version = d->value; break;
     case PEER: a->peer = d->value; break;
-    case COPIES: a->near = d->value; break;
+    case COPIES: a->secondary = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case SLOTS: p->limits[d->rank].in_flight = d->value; break;
     case INPUTS: p->limits[d->rank].inputs = d->value; break;
@@ -1486,7 +1486,7 @@ static void check_gathers(const Program *p, int rank) {
         const Action *a = &p->rank[rank].actions[i];
         bool block = a->storage > 1 && a->storage < last;
         if (a->kind == ACT_PREFETCH) {
-            assert_int_equal(a->near, gathers[a->storage]++ > 0);
+            assert_int_equal(a->secondary, gathers[a->storage]++ > 0);
             blocks += block;
         }
         if (a->kind == ACT_RELEASE) { blocks -= block; }

@@ -59,6 +59,8 @@ import reproduce_zeropp  # noqa: E402
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
 BINARY = Path(harness.BINARY)
 LIMIT = 120  # seconds for anything; all takes a few
+# Of the programs that stand for train_gpt. They start a thousand times, and need no packages.
+SHEBANG = f"#!{sys.executable} -SE\n"
 TRAIN = [
     "--model",
     GOLDEN / "gpt_tiny_model.bin",
@@ -826,8 +828,7 @@ class LongRun(InFolder):
 # cluster.sh and mpirun in one: a step takes 100 ms, and 15000 / rate more for each M that leaves a
 # node. Of the files in FOLDER `missing` makes it lack something, `fail` and `wait` are the word on
 # whose appearance among the arguments it fails or waits.
-FAKE_CLUSTER = """#!/usr/bin/env python3
-import json, os, sys, time
+FAKE_CLUSTER = SHEBANG + """import json, os, sys, time
 
 folder, words = os.environ["FOLDER"], sys.argv[1:]
 told = (
@@ -1386,8 +1387,7 @@ class Verdicts(unittest.TestCase):
 # sample more. Of the files in FOLDER `fail` is the word on whose appearance among the arguments it
 # fails with the status in `status`, `differ` one on whose appearance a private run sends a byte
 # more.
-FAKE_TRAINER = """#!/usr/bin/env python3
-import json, os, sys
+FAKE_TRAINER = SHEBANG + """import json, os, sys
 
 folder, words = os.environ["FOLDER"], sys.argv[1:]
 told = lambda name: os.path.exists(os.path.join(folder, name)) and open(
@@ -1696,8 +1696,7 @@ class Dpzero(Reproduces):
 # --------------------------------------------------------------------------------------------------
 # How what stands for cluster.sh, mpirun and train_gpt in one begins: `check` fails where FOLDER has
 # a file `missing`; all other calls are noted.
-FAKE_BEGINS = """#!/usr/bin/env python3
-import json, os, sys
+FAKE_BEGINS = SHEBANG + """import json, os, sys
 folder, words = os.environ["FOLDER"], sys.argv[1:]
 there = lambda name: os.path.exists(os.path.join(folder, name))
 value = lambda name, default="0": words[words.index(name) + 1] if name in words else default
@@ -2157,8 +2156,7 @@ class Pseudo(Reproduces):
 # train_gpt for reproduce_muon.py: losses fall as one over the steps, so that Muon needs 0.6 to 0.7
 # of AdamW's, and the nano block 0.3 to 0.4. AdamW's best rate is 4e-3, Muon's 0.16, which is beyond
 # its grid. Steps of Muon take 11 ms, of the nano block 12, of AdamW 10.
-FAKE_MUON = """#!/usr/bin/env python3
-import json, math, os, sys
+FAKE_MUON = SHEBANG + """import json, math, os, sys
 
 words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
@@ -2309,8 +2307,7 @@ class Muon(Reproduces):
 # train_gpt for reproduce_offload.py: a block's states take 8 MiB, of which half can lie on the
 # host, all else 4 MiB; a step takes 100 ms, 110 where the host updates what lies there, 150 where
 # the device does. It knows no --offload all; with FOLDER/wrong a budget changes the loss.
-FAKE_OFFLOAD = """#!/usr/bin/env python3
-import json, os, re, sys
+FAKE_OFFLOAD = SHEBANG + """import json, os, re, sys
 
 words = sys.argv[1:]
 there = lambda name: os.path.exists(os.path.join(os.environ["FOLDER"], name))

@@ -1376,6 +1376,18 @@ class Log(TestCase):
                 float(e["tokens_per_s"]) * float(e["ms"]) / 60000, 1, delta=1e-9
             )  # of doubles
 
+    def test_time_of_a_step(self):
+        """The mean of the steps that this run made, without the first, which fills caches."""
+        out = os.path.join(scratch(), "out")
+        same = dict(out=out, save_every=2, batch_tokens=2 * T)
+        layouts = (dict(), dict(ranks=2, cyclic="v1", micro_batch=1), dict(resume=1, steps=7))
+        for steps, changes in zip((1, 5, None), layouts):
+            job = train(**{**same, "steps": steps, **changes})
+            taken = [float(ms) for ms, in job.steps("ms")]
+            counted = taken[1:] or taken
+            mean = float(job.end()["step_ms"]["measured"])
+            self.assertAlmostEqual(mean * len(counted) / sum(counted), 1, delta=1e-9)
+
     def test_memory(self):
         N = PARAMETERS
         for changes, parameters, optimizer in (
@@ -1497,10 +1509,11 @@ class Log(TestCase):
         """One JSON object and nothing else on stdout; nothing of the model is allocated: address
         space is limited to 64 GiB."""
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+        small = "layers=12,heads=2,channels=64,vocab=50257"  # is measured, too: it fits
         for model, layers, C, positions, ranks in (
             ("gpt3:175B", 96, 12288, 2048, 1),
             ("gpt:100B", 80, 10240, 2048, 2),
-            ("gpt2:124M", 12, 768, 1024, 4),
+            (small, 12, 64, 1024, 4),
         ):
             job = Job(
                 ranks,
