@@ -149,6 +149,13 @@ static inline bool cyclic_alike(const CyclicPlan *p, int64_t step, int64_t other
     for (int j = 0; j < p->N; j++) { alike = alike && (step - other) % cyclic_phases(p, j) == 0; }
     return alike;
 }
+// Returns how many steps show all that a run can do: those until the windows repeat (at most 128,
+// which is enough for 8 stages whose ranks take turns), and the 4 in which a step has actions.
+static inline int cyclic_steps_to_check(const CyclicPlan *p) {
+    int steps = 1;
+    while (steps < 128 && !cyclic_alike(p, steps, 0)) { steps++; }
+    return steps + 4;
+}
 // cyclic_rank returns the rank that computes a piece in a stage; pieces are numbered through all
 // steps. cyclic_owner returns the rank that updates a stage.
 static inline int cyclic_rank(const CyclicPlan *p, int64_t piece, int stage) {

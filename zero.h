@@ -54,6 +54,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
     map.of_unit_count = new_array(int, units, "unit map");
     map.cpu_update = o && o->cpu_update;
     map.delays = o && o->delays;
+    map.copies = policy->partition > 1;
     if (o) { map.stash = new_array(bool, units, "unit map"); }
     if (clips && placement->stages > 1) { map.stage = new_array(int, units, "unit map"); }
     for (int u = 0; u < units; u++) {

@@ -64,7 +64,6 @@ typedef struct {
     CommRequest *open; // [ranks]
     int messages;
 } P2pBuffer;
-enum { SEND_BUFFERS = 2 }; // buffers of sent data: one is sent while the other is written
 
 // The dimensions and options that an executor is made for.
 typedef struct {

@@ -21,6 +21,7 @@
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
+#include "schedule/touch_check.h"
 #include "schedule/validator.h"
 #include "state/planned.h"
 #include "state/policy.h"
@@ -215,25 +216,30 @@ static inline void plan_schedules(Plan *p) {
         program_free(&extreme);
     }
 }
+// Proves a program of one step, by the rules of its actions and by what they touch.
+static inline void plan_prove_program(const Program *program) {
+    char error[400];
+    schedule_check(program);
+    if (!touch_check(program, NULL, NULL, error, sizeof error)) { schedule_refuse(error); }
+}
 // Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
 // if one is not.
 static inline void plan_prove(const Plan *p) {
     const CyclicPlan *cyclic = &p->cyclic;
     int64_t samples[2];
-    schedule_check(&p->evaluation);
+    plan_prove_program(&p->evaluation);
     if (cyclic->rule) {
-        // all ranks have the same program; where ranks take turns, its windows differ
-        const int steps = cyclic_turns(cyclic) ? 4 + min_i64(cyclic->N * cyclic->N, 12) : 4;
-        if (p->machine->ranks->me) { return; }
-        Program windows = cyclic_unroll(&p->program, cyclic, steps, cyclic->pauses ? 2 : steps);
-        schedule_check(&windows);
-        cyclic_window_free(&windows);
+        char error[400];
+        if (p->machine->ranks->me) { return; } // all ranks have the same program
+        if (!touch_check_steps(&p->program, cyclic, &p->model, error, sizeof error)) {
+            schedule_refuse(error);
+        }
         return;
     }
-    schedule_check(&p->program);
+    plan_prove_program(&p->program);
     for (int i = 0; i < plan_extremes(p, samples); i++) {
         Program extreme = plan_program(p, samples[i], true);
-        schedule_check(&extreme);
+        plan_prove_program(&extreme);
         program_free(&extreme);
     }
 }

@@ -359,7 +359,6 @@ static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t s
     p->samples = samples;
     p->micro_batches = cyclic_step_pieces(plan);
     p->recompute = plan->recompute;
-    p->overlaps = true;
     for (int slot = begin; slot < begin + cyclic_period(plan); slot++) {
         for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
     }

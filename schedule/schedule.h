@@ -36,6 +36,7 @@ typedef struct {
     ActionKind head_maker;
     int classifier;    // storage of the classifier's table
     StorageRule *rule; // [storages] (state/planned.h)
+    bool copies;       // hpZ: a gather leaves secondary copies, which later gathers use
     // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
     // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
@@ -61,6 +62,8 @@ typedef struct {
     int64_t clips;
 } Limits;
 
+enum { SEND_BUFFERS = 2 }; // buffers of sent data: one is sent while the other is written
+
 // Limits of a rank that works on one micro-batch at a time and has all stages.
 static inline Limits limits_of_one(void) {
     const Limits one = {.in_flight = 1, .works = 1};
@@ -83,7 +86,6 @@ typedef struct {
     Limits *limits;  // [ranks]
     bool recompute;
     bool forward_only; // a pass that does not train
-    bool overlaps;     // steps overlap, and states have versions that travel (cyclic.h)
     Clips clips;
     Schedule *rank;
 } Program;
@@ -244,8 +246,7 @@ static inline void lower_clip(Schedule *in, int micro_batches) {
         Action a = in->actions[i];
         if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
         if (a.micro < 0 || last[a.micro] != i) { continue; }
-        a.kind = ACT_CLIP;
-        a.unit = 0;
+        a.kind = ACT_CLIP; // its unit is the first one of the stage
         schedule_add(&out, a);
         for (int k = first[a.micro]; k <= i; k++) {
             if (in->actions[k].kind == ACT_BACKWARD_WEIGHT && in->actions[k].micro == a.micro) {

@@ -1,6 +1,8 @@
 // validator.h: proves a program before it runs. It plays the program (walk.h), and
 // checks what each action finds and leaves behind.
 //
+// Steps that overlap are proved by touch_check.h.
+//
 // schedule_validate proves that, on every rank:
 //   messages    every SEND meets its RECV with the same unit, micro-batch and rows, and nothing
 //               deadlocks even if messages are rendezvous. A SEND sends rows that are computed.
@@ -25,8 +27,6 @@
 //               that are added to on the device return before that. Delayed updates precede the
 //               new sum, and their parameters are fetched when nothing uses them.
 //   capacity    live activations and received messages fit the rank's limits.
-//   overlap     in steps that overlap, what units compute, exchange and use, and that nothing
-//               deadlocks. How versions and sums of their states travel is proved by tests.
 //   order       all ranks start the collectives that they share in the same order, and nothing
 //               deadlocks even if each start waits for all members of the collective.
 #ifndef VALIDATOR_H
@@ -61,12 +61,6 @@ static inline bool validator_begin(Validator *v, int rank, const Action *a) {
     if (of_storage) { v->storage = storage_run(v, a->storage); }
     return true;
 }
-// Returns whether an action moves versions or sums of steps that overlap: a matter of cyclic.h,
-// which tests prove for all layouts (test/cyclic_proof.h).
-static inline bool validator_leaves(const Validator *v, const Action *a) {
-    return v->program->overlaps && !action_is(a->kind, COMPUTES | OF_ROWS) &&
-           a->kind != ACT_ACQUIRE && a->kind != ACT_RELEASE && a->kind != ACT_REDUCE;
-}
 static inline void validate_compute(Validator *v, const Action *a) {
     const UnitMap *map = v->map;
     const UnitRun *me = v->unit;
@@ -95,7 +89,7 @@ static inline void validate_compute(Validator *v, const Action *a) {
 static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
     (void)peer;
     Validator *v = (Validator *)context;
-    if (*v->error || !validator_begin(v, rank, a) || validator_leaves(v, a)) { return; }
+    if (*v->error || !validator_begin(v, rank, a)) { return; }
     switch (a->kind) {
     case ACT_SEND_FORWARD:
     case ACT_SEND_BACKWARD: validate_send(v, a); break;
@@ -230,7 +224,6 @@ static inline void validate_end(Validator *v) {
     const Program *p = v->program;
     int at;
     validate_end_of_work(v);
-    if (p->overlaps) { return; }
     for (int i = 0; i < p->ranks * p->map.storages; i++) {
         const StorageRun *s = &v->storages[i];
         const bool trained = s->updated || !s->member || p->forward_only;

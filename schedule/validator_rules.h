@@ -532,7 +532,6 @@ static inline void validate_acquire(Validator *v, const Action *a) {
     StorageRun *me = v->storage;
     refuse(v, me->acquired, "is acquired already");
     me->acquired = true;
-    if (v->program->overlaps) { return; }
     validate_version(v, a);
     refuse(v, v->map->rule[a->storage].gathers && !me->flying, "no gather is under way");
 }

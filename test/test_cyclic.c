@@ -12,6 +12,7 @@
 #include "pipeline.h"
 #include "zero.h"
 #include "cyclic_proof.h" // cyclic_prove
+#include "mutations.h"    // both_accept
 #include "policies.h"     // ZERO_POLICY
 
 #include "harness.h"
@@ -211,7 +212,8 @@ static void test_tables(void **state) {
 // Stages in use, activations that are held, and gradients that are complete, slot by slot, for all
 // numbers of stages.
 static void check_invariants(const Table *t) {
-    // from when on all ranks work, until the first one's last slot, which has its later updates, too
+    // from when on all ranks work, until the first one's last slot, which has its later updates,
+    // too
     const int N = t->N, steady = 2 * N - 2, end = 2 * N * STEPS - 1;
     int held[MOST] = {0};
     assert_true(t->good);
@@ -732,14 +734,27 @@ static void test_owners(void **state) {
 
 // A pass that does not train. (In mode model it is a pipeline's: test_pipeline.c.)
 static void check_evaluation(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
-    char error[400];
+    char error[900];
     if (plan->mode == CYCLIC_MODEL) { return; }
     Program p = program_of_model(plan, m, samples, false);
-    if (!schedule_validate(&p, error, sizeof error)) {
+    if (!both_accept(&p, error, sizeof error)) {
         fail_msg("%s of %d units, mode %d N %d, evaluated: %s", m->arch->name, m->units, plan->mode,
                  plan->N, error);
     }
     program_free(&p);
+}
+// The check of touches accepts steps, of which every pause-th drains.
+static void check_touches(const Program *window, const CyclicPlan *plan, const GptModel *m,
+                          int steps, int pause) {
+    char error[400];
+    Program program = cyclic_unroll(window, plan, steps, pause);
+    if (!touch_check(&program, plan, m, error, sizeof error)) {
+        fail_msg(
+            "%s rule %d mode %d N %d ranks %d slack %d pieces %d waits %d pause %d: touches: %s",
+            m->arch->name, plan->rule, plan->mode, plan->N, plan->ranks, plan->slack, plan->pieces,
+            plan->waits, pause, error);
+    }
+    cyclic_window_free(&program);
 }
 static void check_valid(CyclicPlan *plan, int units, int steps, int pause) {
     const GptModel m = next_model(plan, units);
@@ -748,6 +763,7 @@ static void check_valid(CyclicPlan *plan, int units, int steps, int pause) {
     const int64_t samples = plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1;
     Program window = window_of_model(plan, &m, samples);
     check_evaluation(plan, &m, samples);
+    check_touches(&window, plan, &m, steps, pause);
     if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
         fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute "
                  "%d: %s",
@@ -821,6 +837,7 @@ static void test_all_are_valid_late(void **state) {
 static void check_shared(const CyclicPlan *plan, const GptModel *m, int pause) {
     char error[400];
     Program window = window_of_model(plan, m, plan->N * plan->pieces + 1);
+    check_touches(&window, plan, m, 5, pause);
     for (int order = 0; order < 4; order++) {
         if (!cyclic_prove_in_order(&window, plan, m, 5, pause, order > 0, (uint64_t)order, error,
                                    sizeof error)) {
@@ -877,16 +894,13 @@ static void test_triangles_are_valid(void **state) {
 // Layouts as flags give them (cyclic_plan), drawn at random: what the program does not prove before
 // a run. With TEST_ALL=1 very many of them.
 
-// The part of the proof that the program makes before each run: the validator accepts some steps,
-// or refuses them.
-static void check_at_start(const Program *window, const CyclicPlan *plan, bool valid,
-                           const char *what) {
+// What the program does before each run: it accepts the windows, or refuses them.
+static void check_at_start(const Program *window, const CyclicPlan *plan, const GptModel *m,
+                           bool valid, const char *what) {
     char error[400];
-    Program steps = cyclic_unroll(window, plan, 4, plan->pauses ? 2 : 4);
-    if (schedule_validate(&steps, error, sizeof error) != valid) {
+    if (touch_check_steps(window, plan, m, error, sizeof error) != valid) {
         fail_msg("%s: at the start it is %s: %s", what, valid ? "refused" : "accepted", error);
     }
-    cyclic_window_free(&steps);
 }
 typedef struct {
     uint64_t seed, draws;
@@ -964,7 +978,7 @@ static void check_layout(uint64_t seed, bool large) {
                  plan.pieces, plan.waits, plan.pauses, plan.recompute, (int)share.run,
                  (int)share.cycle, cut, (int)samples, units, width, vocab, error);
     }
-    check_at_start(&window, &plan, true, "a layout");
+    check_at_start(&window, &plan, &m, true, "a layout");
     program_free(&window);
     cyclic_free(&plan);
 }
@@ -1263,9 +1277,7 @@ static void test_damage_is_refused(void **state) {
                         valid ? "VALID " : "", error);
             wrong++;
         }
-        // whatever a rank would wait for for ever, or compute wrongly
-        const bool caught = says(error, "deadlock|runs twice|has not run|rows differ|recomputed");
-        if (caught) { check_at_start(&window, &plan, false, d->name); }
+        check_at_start(&window, &plan, &m, false, d->name);
         // of a list that is put off, the order may not matter
         const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_STATS && d->change != UP;
         if (late && cyclic_prove_in_order(&window, &plan, &m, 4, 4, true, i, error, sizeof error)) {
@@ -1276,6 +1288,157 @@ static void test_damage_is_refused(void **state) {
         cyclic_free(&plan);
     }
     assert_int_equal(wrong, 0);
+}
+
+// Random single mutations of windows: of each base, and of plans with other rules.
+static bool proof_verdict(const Program *p, const void *context, char *error, size_t bytes) {
+    const MutationCase *c = (const MutationCase *)context;
+    return cyclic_prove(p, c->cyclic, c->model, c->steps, c->steps, error, bytes);
+}
+static void test_mutations_are_refused_or_harmless(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "single v2",         "data v2",         "model v2",           "zero v2",
+        "triangle v2",       "data v1, waits",  "data v2, drawn",     "single v2, recompute",
+        "single v2, pieces", "data v2, pieces", "triangle v2, pieces"};
+    const uint64_t seed = test_seed(1) << 20;
+    const int each = all_tests() ? 2000 : 100;
+    for (int base = 0; base < BASES; base++) {
+        Verdicts sum = {.all = 0};
+        for (int i = 0; i < 5; i++) { // v2 and v1, a tied table and one of the head's own, slack
+            CyclicPlan plan = base_plan((Base)base);
+            GptModel m = gpt_model(config_of(i, 4));
+            plan.untied = !gpt_is_tied(&m);
+            plan.rule = i == 1 || base == WAITS ? CYCLIC_V1 : CYCLIC_V2;
+            plan.slack = i == 2;
+            Program window = window_of_model(&plan, &m, plan.N * plan.pieces + i % 2);
+            MutationCase of = {.cyclic = &plan, .model = &m, .steps = 4, .old = proof_verdict};
+            of.context = &of;
+            mutate_program(&window, &of, names[base], each, seed + i, &sum);
+            program_free(&window);
+            cyclic_free(&plan);
+        }
+        mutations_print(names[base], &sum);
+    }
+}
+
+// What the proof accepts: the embedding, whose backward pass reads no parameters, with a version
+// that the rule does not give it; complete statistics that a rank does not take.
+static void test_touches_see_more_than_the_proof(void **state) {
+    (void)state;
+    const Damage more[] = {
+        {"version", SINGLE, 0, ACT_ACQUIRE, 1, ANY, 1, VERSION, -1, "parameters"},
+        {"statistics", TRIANGLE, 5, ACT_STATS, ANY, ANY, -1, DROP, 0, "statistics"}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        CyclicPlan plan = base_plan(more[i].base);
+        const GptModel m = model_of(6);
+        Program window = window_of(&plan, plan.N * plan.pieces);
+        char error[400];
+        damage(&window, &more[i]);
+        if (!cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error)) {
+            fail_msg("%s: %s", more[i].name, error);
+        }
+        if (touch_check_steps(&window, &plan, &m, error, sizeof error) ||
+            !strstr(error, more[i].expected)) {
+            fail_msg("%s: touches: %s", more[i].name, error);
+        }
+        program_free(&window);
+        cyclic_free(&plan);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Deferred operations keep the order of what they touch
+
+typedef struct {
+    const TouchPlan *plan;
+    const Program *program;
+    const P2p *p2p;   // [ranks]
+    unsigned without; // BEFORE_ bit that is left out, to see that it is needed
+    int conflicts, open;
+    char *error;
+    size_t bytes;
+} Deferral;
+// Does the rank run the second action after the first, which may be deferred (executor/deferred.h)?
+static bool deferral_orders(const Deferral *d, int rank, const Touch *t, const Action *first,
+                            const Action *second) {
+    const UnitMap *map = &d->program->map;
+    const unsigned before = action_table[first->kind].is & ~d->without;
+    const bool both = action_is(second->kind, ON_PARAMETERS | ON_SUM),
+               same = first->storage == second->storage;
+    // REDUCE ends the gradient of a piece at once; only the sum of earlier micro-batches waits
+    const bool ends = first->kind == ACT_REDUCE && t->of == RES_GRADIENT &&
+                      (t->a == BUFFER_OF_CLASS || t->a == BUFFER_OF_HEAD);
+    if (ends || (both && deferred_conflict(first, second))) { return true; }
+    if (second->kind == ACT_REDUCE) { return same && (before & BEFORE_GRADIENT); }
+    if (second->kind == ACT_STATS && first->kind == ACT_UPDATE && first->step < second->step) {
+        // in between stands the REDUCE of that step, which waits for the update, too
+        return deferred_before_stats(&d->p2p[rank]) & action_table[ACT_REDUCE].is & ~d->without;
+    }
+    if (second->kind == ACT_STATS) {
+        return (before & deferred_before_stats(&d->p2p[rank])) && first->step == second->step;
+    }
+    // a compute action reads what its ACQUIRE has waited for
+    if (second->kind == ACT_ACQUIRE || t->of == RES_PARAMETERS) { return before & BEFORE_USE; }
+    return same ? action_contributes(map, second, first->storage) && (before & BEFORE_GRADIENT)
+                : action_computes(second->kind) &&
+                      action_contributes(map, second, first->storage) && (before & BEFORE_GRADIENT);
+}
+static void deferral_visit(void *context, int rank, const Touch *t, const Action *first,
+                           const Action *second) {
+    Deferral *d = (Deferral *)context;
+    if (!action_is(first->kind, ON_PARAMETERS | ON_SUM)) { return; } // it is never deferred
+    d->conflicts++;
+    if (deferral_orders(d, rank, t, first, second)) { return; }
+    if (!d->open++) {
+        snprintf(
+            d->error, d->bytes, "%s storage %d step %d, %s storage %d unit %d step %d: %s (%d)",
+            action_name(first->kind), first->storage, (int)first->step, action_name(second->kind),
+            second->storage, second->unit, (int)second->step, resource_text(t->of), (int)t->a);
+    }
+}
+static int open_conflicts(const CyclicPlan *plan, const GptModel *m, unsigned without, char *error,
+                          size_t bytes) {
+    char refused[400];
+    P2p p2p[MOST];
+    Program window = window_of_model(plan, m, plan->N * plan->pieces + 1),
+            program = cyclic_unroll(&window, plan, 5, 5);
+    for (int r = 0; r < plan->ranks; r++) { p2p[r] = cyclic_p2p(plan, m, r); }
+    Deferral d = {
+        .program = &program, .p2p = p2p, .without = without, .error = error, .bytes = bytes};
+    if (!touch_check_with(&program, plan, m, deferral_visit, &d, refused, sizeof refused)) {
+        fail_msg("%s", refused);
+    }
+    assert_true(d.conflicts > 0 || plan->N == 1);
+    for (int r = 0; r < plan->ranks; r++) { p2p_free(&p2p[r], m->storages); }
+    cyclic_window_free(&program);
+    program_free(&window);
+    return d.open;
+}
+// Every conflict of a deferred operation is one that the executor keeps in order, and each BEFORE_
+// bit is needed for some.
+static void test_deferred_operations_keep_their_order(void **state) {
+    (void)state;
+    const unsigned bits[] = {BEFORE_GRADIENT, BEFORE_USE, BEFORE_NORM, BEFORE_STATISTICS};
+    int needed[4] = {0};
+    char error[400];
+    for (int i = 0; i < 7 * 4 * 3; i++) {
+        const int N = 1 + i % 7, rule = i / 7 % 4;
+        CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3,
+                                  (int)max_i64(N, 3) + i % 3);
+        plan.waits = rule == 1;
+        plan.pieces = 1 + i / 28;
+        const GptModel m = next_model(&plan, (int)max_i64(N, 3) + i % 3);
+        if (open_conflicts(&plan, &m, 0, error, sizeof error)) {
+            fail_msg("rule %d N %d waits %d pieces %d: %s", plan.rule, N, plan.waits, plan.pieces,
+                     error);
+        }
+        for (int k = 0; k < 4; k++) {
+            needed[k] += open_conflicts(&plan, &m, bits[k], error, sizeof error) > 0;
+        }
+        cyclic_free(&plan);
+    }
+    for (int k = 0; k < 4; k++) { assert_true(needed[k] > 0); }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1633,6 +1796,9 @@ int main(void) {
         cmocka_unit_test(test_triangles_are_valid),
         cmocka_unit_test(test_random_layouts_are_valid),
         cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_mutations_are_refused_or_harmless),
+        cmocka_unit_test(test_touches_see_more_than_the_proof),
+        cmocka_unit_test(test_deferred_operations_keep_their_order),
         cmocka_unit_test(test_stability),
         cmocka_unit_test(test_the_program_is_the_reference),
     };

@@ -8,6 +8,7 @@
 #include "zero.h"
 #include "schedule/simulator.h"
 #include "schedule/validator.h"
+#include "mutations.h"
 #include "policies.h" // ZERO_STAGE
 
 #include "harness.h"
@@ -300,7 +301,7 @@ static Program base_program(Base base) {
 
 static void test_sequential_programs_are_valid(void **state) {
     (void)state;
-    char error[400];
+    char error[900];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9,
             rows = 1 + i / 144 % 4, recompute = i / 576;
@@ -322,7 +323,7 @@ static void test_sequential_programs_are_valid(void **state) {
             Program programs[] = {lowered(&m, ranks, &policy, work),
                                   evaluated(&m, ranks, &policy, work)};
             for (int k = 0; k < 2; k++) {
-                if (!schedule_validate(&programs[k], error, sizeof error)) {
+                if (!both_accept(&programs[k], error, sizeof error)) {
                     fail_msg("%s layers %d ranks %d samples %d rows %d recompute %d policy %d: %s",
                              m.arch->name, layers, ranks, samples, rows, recompute, j, error);
                 }
@@ -382,7 +383,7 @@ static void test_clipped_programs_are_valid(void **state) {
         policy.keeps_gathered = false;
         work.style = NOT_CLIPPED;
         Program q = lowered(&m, ranks, &policy, work);
-        if (!schedule_validate(&p, error, sizeof error)) {
+        if (!both_accept(&p, error, sizeof error)) {
             fail_msg("%s layers %d ranks %d samples %d rows %d stage %d style %d: %s", m.arch->name,
                      layers, ranks, samples, rows, stage, style, error);
         }
@@ -401,9 +402,7 @@ static void test_pipelines_are_valid(void **state) {
     for (int base = BASE_TWO; base <= BASE_ZERO_BUBBLE; base++) {
         if (base == BASE_SENDS || base == BASE_RECEIVES) { continue; } // these are not
         Program p = base_program((Base)base);
-        if (!schedule_validate(&p, error, sizeof error)) {
-            fail_msg("program %d: %s", base, error);
-        }
+        if (!both_accept(&p, error, sizeof error)) { fail_msg("program %d: %s", base, error); }
         program_free(&p);
     }
 }
@@ -903,10 +902,10 @@ static const Damage damages[] = {
      "the weight part before it has not run"},
     {"no clipping of a stage", BASE_STAGE_CLIP, 0, ACT_CLIP, 0, 1, DROP, 0,
      "rank 0: BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: norms are not known"},
-    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1,
-     "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
-    {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 0, 1, MOVE_UP, 3,
-     "rank 2: CLIP unit 0 storage -1 micro-batch 1: the norms of unit 2"},
+    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 2, 0, MICRO, 1,
+     "rank 1: CLIP unit 2 storage -1 micro-batch 1: no forward has run"},
+    {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 2, 1, MOVE_UP, 3,
+     "rank 2: CLIP unit 2 storage -1 micro-batch 1: the norms of unit 2"},
     // clipping across stages. TIED: rank 0, then 1 and 2; TIED_STAGES: 0 and 1, then 2; TIED_ALL:
     // one after another. The head is unit 3
     {"a norm not sent", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, DROP, 0, "deadlock"},
@@ -1078,9 +1077,186 @@ static void test_damage_is_refused(void **state) {
                         valid ? "VALID " : "", error);
             wrong++;
         }
+        if (touch_check(&p, NULL, NULL, error, sizeof error)) {
+            print_error("%s: the check of touches accepts it\n", d->name);
+            wrong++;
+        }
         program_free(&p);
     }
     assert_int_equal(wrong, 0);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Random single mutations of drawn programs
+
+typedef enum {
+    DRAWN_SEQUENTIAL,
+    DRAWN_DEVICE_UPDATES,
+    DRAWN_HOST_UPDATES,
+    DRAWN_DEVICE_READS,
+    DRAWN_HOST_READS,
+    DRAWN_SUMS,
+    DRAWN_DELAYED,
+    DRAWN_STASH,
+    DRAWN_MUON,
+    DRAWN_MUON_OFFLOAD,
+    DRAWN_UNIT_CLIP,
+    DRAWN_FLAT_CLIP,
+    DRAWN_EVALUATION,
+    DRAWN_GPIPE,
+    DRAWN_DAPPLE,
+    DRAWN_ZERO_BUBBLE,
+    DRAWN_CLIPS_UNITS,
+    DRAWN_CLIPS_STAGES,
+    DRAWN_CLIPS_ALL,
+    DRAWN_KINDS
+} DrawnKind;
+static const char *const drawn_names[] = {"sequential, ZeRO 0 to 3",
+                                          "offload, device updates",
+                                          "offload, host updates",
+                                          "disk, device updates",
+                                          "disk, host updates",
+                                          "offload, sums",
+                                          "offload, delayed",
+                                          "offload, activations",
+                                          "Muon",
+                                          "Muon, offload",
+                                          "private, unit",
+                                          "private, flat",
+                                          "evaluation",
+                                          "gpipe",
+                                          "dapple",
+                                          "zero-bubble",
+                                          "pipeline, private, unit",
+                                          "pipeline, private, stage",
+                                          "pipeline, private, flat"};
+static ZeroPolicy drawn_policy(DrawnKind kind, int ranks, MutationDraw *d) {
+    const int stage = mutation_draw(d, 4);
+    ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 && ranks % 2 == 0 ? 2 : 1,
+                                    mutation_draw(d, 4) == 0, true, false, NULL, NULL);
+    const Offload *const of[] = {[DRAWN_DEVICE_UPDATES] = &coming,
+                                 [DRAWN_HOST_UPDATES] = &far_away,
+                                 [DRAWN_DEVICE_READS] = &stored,
+                                 [DRAWN_HOST_READS] = &stored_far,
+                                 [DRAWN_SUMS] = &sums,
+                                 [DRAWN_DELAYED] = &one_step_late,
+                                 [DRAWN_STASH] = &all_on_host,
+                                 [DRAWN_MUON_OFFLOAD] = &coming,
+                                 [DRAWN_KINDS] = NULL};
+    policy.offload = of[kind];
+    policy.matrices = kind == DRAWN_MUON || kind == DRAWN_MUON_OFFLOAD;
+    return policy;
+}
+static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool trains,
+                              MutationDraw *d) {
+    // units of the first stage, which has `wide` ranks
+    const int first = 1 + mutation_draw(d, m->units - 1), wide = 1 + mutation_draw(d, ranks - 1);
+    const Clips clips = kind == DRAWN_CLIPS_UNITS    ? CLIPS_UNITS
+                        : kind == DRAWN_CLIPS_STAGES ? CLIPS_STAGES
+                        : kind == DRAWN_CLIPS_ALL    ? CLIPS_ALL
+                                                     : CLIPS_NOTHING;
+    const PipelineKind built = kind == DRAWN_GPIPE         ? PIPELINE_GPIPE
+                               : kind == DRAWN_ZERO_BUBBLE ? PIPELINE_ZERO_BUBBLE
+                                                           : PIPELINE_DAPPLE;
+    ZeroPolicy policy = drawn_policy(DRAWN_SEQUENTIAL, ranks, d);
+    policy.partition = 1;
+    char text[40];
+    snprintf(text, sizeof text, "%d:%d,%d:%d", first, wide, m->units - first, ranks - wide);
+    PipelinePlan plan = {.placement = pipeline_placement(text, m->units, ranks),
+                         .kind = built,
+                         .warmup = mutation_draw(d, 2) ? WARMUP_A : WARMUP_B,
+                         .micro_rows = 1 + mutation_draw(d, 4),
+                         .micro_batches = 1 + mutation_draw(d, 4),
+                         .depth = INT64_MAX,
+                         .clips = clips};
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
+    p.ranks = ranks;
+    p.rank = calloc((size_t)ranks, sizeof(Schedule));
+    const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2);
+    plan.recompute = recompute;
+    schedule_pipeline(&p, &plan, plan.micro_rows * plan.micro_batches - mutation_draw(d, 2),
+                      trains);
+    if (recompute && trains) { schedule_lower_recompute(&p); }
+    zero_lower(&p, &policy, trains);
+    placement_free(&plan.placement);
+    return p;
+}
+static Program drawn_program(DrawnKind kind, uint64_t seed) {
+    MutationDraw d = {seed, 0};
+    const int layers = 2 + mutation_draw(&d, kind == DRAWN_STASH ? 3 : 2),
+              ranks = 1 + mutation_draw(&d, 3);
+    const bool few = kind == DRAWN_DEVICE_UPDATES || kind == DRAWN_HOST_UPDATES ||
+                     kind == DRAWN_DEVICE_READS || kind == DRAWN_HOST_READS ||
+                     kind == DRAWN_MUON_OFFLOAD;
+    // of models with 5 storages, a tied table and 2 blocks, all states are on the host
+    const GptModel m =
+        few ? gpt_model(config_of(0, 2))
+            : gpt_model(config_of(mutation_draw(&d, ARCHITECTURES),
+                                  kind == DRAWN_SUMS || kind == DRAWN_DELAYED ? 4 : layers));
+    const bool flat = kind == DRAWN_FLAT_CLIP;
+    const Work work = {.samples = 1 + mutation_draw(&d, 9),
+                       .rows = 1 + mutation_draw(&d, 3),
+                       .recompute = !flat && mutation_draw(&d, 2),
+                       .style = flat                      ? CLIPPED_FLAT
+                                : kind == DRAWN_UNIT_CLIP ? CLIPPED_BY_UNIT
+                                                          : NOT_CLIPPED};
+    if (kind >= DRAWN_GPIPE || (kind == DRAWN_EVALUATION && seed % 2)) {
+        return drawn_pipeline(kind, &m, ranks + 1, kind != DRAWN_EVALUATION, &d);
+    }
+    const ZeroPolicy policy = drawn_policy(kind, ranks, &d);
+    return kind == DRAWN_EVALUATION ? evaluated(&m, ranks, &policy, work)
+                                    : lowered(&m, ranks, &policy, work);
+}
+static bool validator_verdict(const Program *p, const void *context, char *error, size_t bytes) {
+    (void)context;
+    return schedule_validate(p, error, bytes);
+}
+static void test_mutations_are_refused_or_harmless(void **state) {
+    (void)state;
+    const uint64_t seed = test_seed(1) << 20;
+    const int programs = 25, each = all_tests() ? 2000 : 20;
+    for (int kind = 0; kind < DRAWN_KINDS; kind++) {
+        const MutationCase of = {.old = validator_verdict};
+        Verdicts sum = {.all = 0};
+        for (int i = 0; i < programs; i++) {
+            char error[900];
+            Program p = drawn_program((DrawnKind)kind, seed + i);
+            if (!both_accept(&p, error, sizeof error)) {
+                fail_msg("%s %d: %s", drawn_names[kind], i, error);
+            }
+            mutate_program(&p, &of, drawn_names[kind], each, seed + i, &sum);
+            program_free(&p);
+        }
+        mutations_print(drawn_names[kind], &sum);
+    }
+}
+// What the rules of the validator accept and would compute wrongly: parameters that are not
+// gathered after their update; secondary copies where there are none; in a zero bubble, a gradient
+// that is written over before the weight part below reads it; gradients that are added in another
+// order.
+static void test_touches_see_more_than_the_rules(void **state) {
+    (void)state;
+    const Damage more[] = {
+        {"not gathered", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, DROP, 0, "not complete: parameters"},
+        {"gathered twice", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, REPEAT, 0, "is taken: parameters"},
+        {"copies", BASE_FAR, 0, ACT_PREFETCH, 3, LAST, COPIES, 1, "not complete: secondary copies"},
+        {"written over", BASE_ZERO_BUBBLE, 0, ACT_BACKWARD_WEIGHT, 0, 1, SWAP, 0,
+         "not complete: the gradient of its output"},
+        {"another order", BASE_UNTIED_ALL, 2, ACT_BACKWARD_WEIGHT, 3, 0, SWAP, 0,
+         "another order: a gradient"}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        char rules[400], error[400];
+        Program p = base_program(more[i].base);
+        damage(&p, &more[i]);
+        const bool valid = schedule_validate(&p, rules, sizeof rules);
+        if (!valid || touch_check(&p, NULL, NULL, error, sizeof error) ||
+            !strstr(error, more[i].expected)) {
+            fail_msg("%s: rules: %s; touches: %s", more[i].name, valid ? "valid" : rules, error);
+        }
+        program_free(&p);
+    }
 }
 // A short buffer for the message is no harm.
 static void test_error_is_cut_to_its_buffer(void **state) {
@@ -1363,6 +1539,8 @@ int main(void) {
         cmocka_unit_test(test_sequential_programs_are_valid),
         cmocka_unit_test(test_pipelines_are_valid),
         cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_mutations_are_refused_or_harmless),
+        cmocka_unit_test(test_touches_see_more_than_the_rules),
         cmocka_unit_test(test_clipped_programs_are_valid),
         cmocka_unit_test(test_error_is_cut_to_its_buffer),
         cmocka_unit_test(test_simulated_times),

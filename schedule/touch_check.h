@@ -1,0 +1,513 @@
+// touch_check.h: proves a program by what its actions touch (touches.h).
+//
+// Graph      Each rank's list is a chain. The two ends of a message are one event, and so is the
+//            start of a collective on all its members. The walk (walk.h) plays this graph; it ends
+//            if there is no circle, even if every message is a rendezvous. Whatever is posted early
+//            or deferred waits only for actions that stand earlier in its list, so no order in
+//            which ranks really run can wait in a circle, either.
+// Order      A resource belongs to one rank, so any two touches of it are ordered by its list.
+//            Where the executor defers an action, it must keep this order: `conflict` is called for
+//            each pair of actions of a list that touch the same resource, one of them changing it.
+// Values     Each read finds its content, made by actions that found theirs: see touches.h.
+// End        Nothing is left over, each sample is computed once by each unit, and every rank has
+//            the version after the last step.
+// Steps that overlap are unrolled (cyclic_unroll). Actions of a step touch what belongs to the
+// steps directly before and after it, and windows repeat after some steps (cyclic_steps_to_check).
+// So a program of a few steps more has every pair of touches that a run of any length has.
+#ifndef TOUCH_CHECK_H
+#define TOUCH_CHECK_H
+
+#include "base/base.h"
+#include "cyclic.h"
+#include "model/gpt.h"
+#include "schedule/actions.h"
+#include "schedule/cyclic_routes.h"
+#include "schedule/cyclic_windows.h"
+#include "schedule/schedule.h"
+#include "schedule/touch.h"
+#include "schedule/touches.h"
+#include "schedule/touch_states.h"
+#include "schedule/walk.h"
+#include "state/policy.h"
+
+typedef struct {
+    uint64_t key, what, amount; // key 0: unused
+    int64_t first, end, order;  // rows; micro-batch that was added last
+    Resource of;
+    int rank;
+    int readers; // list of touches since the last change, and this one; -1: none
+} TouchCell;
+typedef struct {
+    const Action *action;
+    bool changes;
+    int next;
+} TouchRecord;
+typedef void (*TouchConflict)(void *context, int rank, const Touch *touch, const Action *first,
+                              const Action *second);
+typedef struct {
+    TouchPlan plan;
+    TouchCell *cell; // [cells] a hash table
+    int64_t cells, used;
+    uint64_t carried;      // amount that the last READ or FREE has found
+    uint64_t *collectives; // [rank][storage] hash of those so far
+    TouchRecord *record;   // [records] only with `conflict`
+    int records;
+    int64_t capacity;
+    TouchConflict conflict; // or NULL
+    void *context;
+    char *error;
+    size_t error_bytes;
+} TouchCheck;
+
+static inline const char *resource_text(Resource of) {
+#define RESOURCE_TEXT(name, empty, text) text,
+    static const char *const texts[] = {RESOURCE_TABLE(RESOURCE_TEXT)};
+#undef RESOURCE_TEXT
+    return texts[of];
+}
+static inline bool resource_must_be_empty(Resource of) {
+#define RESOURCE_EMPTY(name, empty, text) empty,
+    static const bool must[] = {RESOURCE_TABLE(RESOURCE_EMPTY)};
+#undef RESOURCE_EMPTY
+    return must[of];
+}
+__attribute__((format(printf, 4, 5))) static inline void
+touch_refuse(TouchCheck *c, int rank, const Action *a, const char *format, ...) {
+    if (*c->error) { return; }
+    char what[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(c->error, c->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
+             a ? action_name(a->kind) : "at the end:", a ? a->unit : -1, a ? a->storage : -1,
+             a ? a->micro : -1, what);
+}
+
+static inline TouchCell *touch_find(TouchCell *cell, int64_t cells, uint64_t key) {
+    int64_t i = (int64_t)(key & (uint64_t)(cells - 1));
+    while (cell[i].key && cell[i].key != key) { i = (i + 1) & (cells - 1); }
+    return &cell[i];
+}
+static inline TouchCell *touch_cell(TouchCheck *c, int rank, const Touch *t) {
+    const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
+    const uint64_t key =
+        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
+              (uint64_t)t->b) |
+        1;
+    if (2 * c->used >= c->cells) {
+        const int64_t cells = 2 * c->cells;
+        TouchCell *more = new_array(TouchCell, cells, "the check of a schedule");
+        for (int64_t i = 0; i < c->cells; i++) {
+            if (c->cell[i].key) { *touch_find(more, cells, c->cell[i].key) = c->cell[i]; }
+        }
+        free(c->cell);
+        c->cell = more;
+        c->cells = cells;
+    }
+    TouchCell *cell = touch_find(c->cell, c->cells, key);
+    if (!cell->key) {
+        cell->key = key;
+        cell->of = t->of;
+        cell->rank = rank;
+        cell->readers = -1;
+        c->used++;
+    }
+    return cell;
+}
+static inline void touch_put(TouchCell *cell, const Touch *t, uint64_t amount) {
+    cell->what = amount ? t->what : 0;
+    cell->amount = amount;
+    cell->first = t->first;
+    cell->end = t->first + t->rows;
+    cell->order = t->order;
+}
+// Returns whether a place has the content that a touch needs.
+static inline bool touch_finds(const TouchCheck *c, const TouchCell *cell, const Touch *t,
+                               uint64_t amount) {
+    const uint64_t *rows = c->plan.rows;
+    if (t->any) { return cell->what == t->what || (t->absent && !cell->amount); }
+    if (!amount) { return cell->what != t->what; }
+    if (cell->what != t->what) { return false; }
+    if (!t->part) { return cell->amount == amount; }
+    return cell->amount == t->scale * (rows[cell->end] - rows[cell->first]) &&
+           cell->first <= t->first && t->first + t->rows <= cell->end;
+}
+// Calls `conflict` for the touches that this one follows.
+static inline void touch_note(TouchCheck *c, int rank, const Action *a, const Touch *t,
+                              TouchCell *cell) {
+    const bool changes = t->use != TOUCH_READ;
+    for (int i = cell->readers; i >= 0; i = c->record[i].next) {
+        const TouchRecord *r = &c->record[i];
+        if ((changes || r->changes) && r->action != a) {
+            c->conflict(c->context, rank, t, r->action, a);
+        }
+    }
+    c->record = grow_array(TouchRecord, c->record, c->records, &c->capacity, "touches");
+    const TouchRecord mine = {a, changes, changes ? -1 : cell->readers};
+    cell->readers = c->records;
+    c->record[c->records++] = mine;
+}
+static inline void touch_apply(TouchCheck *c, int rank, const Action *a, const Touch *t) {
+    if (t->b < 0) {
+        touch_refuse(c, rank, a, "there is no place for %s", resource_text(t->of));
+        return;
+    }
+    TouchCell *cell = touch_cell(c, rank, t);
+    const uint64_t amount = touch_amount(&c->plan, t) + (t->carry ? c->carried : 0);
+    if (c->conflict && a && t->of != RES_SAMPLES) { touch_note(c, rank, a, t, cell); }
+    if (t->limit) { // a pool
+        const bool takes = t->use == TOUCH_TAKE;
+        if (takes ? cell->amount >= (uint64_t)t->limit : !cell->amount) {
+            touch_refuse(c, rank, a, takes ? "all are taken: %s" : "none is taken: %s",
+                         resource_text(t->of));
+        }
+        cell->amount += takes ? 1 : (uint64_t)-1;
+        return;
+    }
+    switch (t->use) {
+    case TOUCH_READ:
+    case TOUCH_FREE:
+        if (!touch_finds(c, cell, t, amount)) {
+            touch_refuse(c, rank, a, "not there, or not complete: %s (%" PRId64 ", %" PRId64 ")",
+                         resource_text(t->of), t->a, t->b);
+        }
+        c->carried = cell->what == t->what ? cell->amount : 0;
+        if (t->use == TOUCH_FREE && cell->what == t->what) { cell->what = cell->amount = 0; }
+        break;
+    case TOUCH_TAKE:
+        if (cell->amount && amount) {
+            touch_refuse(c, rank, a, "the place is taken: %s (%" PRId64 ", %" PRId64 ")",
+                         resource_text(t->of), t->a, t->b);
+        }
+        if (amount) { touch_put(cell, t, amount); }
+        break;
+    case TOUCH_WRITE:
+        if (t->once && cell->what == t->what) {
+            touch_refuse(c, rank, a, "came already: %s", resource_text(t->of));
+        }
+        touch_put(cell, t, amount);
+        break;
+    case TOUCH_ADD:
+        if (cell->what != t->what) {
+            if (amount) { touch_put(cell, t, amount); }
+            break;
+        }
+        if (t->order < cell->order) {
+            touch_refuse(c, rank, a, "added in another order: %s", resource_text(t->of));
+        }
+        cell->amount += amount;
+        cell->order = t->order;
+        cell->first = t->rows ? min_i64(cell->first, t->first) : cell->first;
+        cell->end = t->rows ? max_i64(cell->end, t->first + t->rows) : cell->end;
+    }
+}
+static inline void touch_apply_all(TouchCheck *c, int rank, const Action *a) {
+    for (int i = 0; i < c->plan.count; i++) { touch_apply(c, rank, a, &c->plan.touch[i]); }
+}
+
+// Are the fields of an action in range? Only a rank that uses a storage has its actions.
+static inline bool touch_in_range(const TouchCheck *c, int rank, const Action *a) {
+    const TouchPlan *p = &c->plan;
+    const Program *of = p->program;
+    const bool of_unit = action_is(a->kind, COMPUTES | OF_ROWS | OF_STASH),
+               of_storage = action_is(a->kind, OF_STORAGE),
+               piece = p->cyclic && (a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART);
+    if (of_storage && (a->storage < 0 || a->storage >= of->map.storages)) { return false; }
+    const bool gradient = action_is(a->kind, ON_SUM | ON_PARAMETERS);
+    if (of_storage && !p->cyclic &&
+        !(gradient ? p->member : p->uses)[rank * of->map.storages + a->storage]) {
+        return false;
+    }
+    const bool of_micro = of_unit || piece || action_is(a->kind, OF_MICRO) ||
+                          (a->kind == ACT_REDUCE && of->map.rule[a->storage].reduces_often);
+    const int step = p->cyclic ? of->micro_batches / p->spans : 0;
+    if (of_unit && (a->unit < 0 || a->unit >= of->map.units || a->rows < 0 || a->first_row < 0 ||
+                    a->rows > of->samples || a->first_row > of->samples - a->rows)) {
+        return false;
+    }
+    // the last unit has no output that is sent, the first no gradient of its input
+    const bool down = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD,
+               up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_RECV_BACKWARD;
+    if ((down && a->unit + 1 == of->map.units) || (up && a->unit == 0)) { return false; }
+    if (a->kind == ACT_CLIP && a->rows && a->unit != p->first[rank]) { return false; }
+    if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
+    if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
+    return !p->cyclic || !of_micro || a->micro / p->spans == a->step;
+}
+static inline void touch_visit(void *context, int rank, const Action *a, int peer) {
+    TouchCheck *c = (TouchCheck *)context;
+    (void)peer;
+    if (*c->error) { return; }
+    const bool parts = a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART ||
+                       a->kind == ACT_STATS || a->kind == ACT_ADD;
+    const bool alien = c->plan.cyclic
+                           ? a->kind == ACT_PREFETCH || a->kind == ACT_NORM ||
+                                 action_is(a->kind, MOVES | ON_DISK | OF_STASH)
+                           : parts || a->kind == ACT_SEND_STATS || a->kind == ACT_SEND_SUM ||
+                                 a->kind == ACT_SEND_PARAMETERS;
+    if (alien || !touch_in_range(c, rank, a)) {
+        touch_refuse(c, rank, a,
+                     alien ? "is no part of these schedules" : "a field is out of range");
+        return;
+    }
+    action_touches(&c->plan, rank, a);
+    touch_apply_all(c, rank, a);
+    if (!c->plan.cyclic && action_is(a->kind, COLLECTIVE)) {
+        uint64_t *all = &c->collectives[rank * c->plan.program->map.storages + a->storage];
+        *all = mix64(*all ^ touch_name((uint64_t)a->kind, a->micro, a->secondary));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// What a program needs
+
+// Does the gradient of a storage have a part of this unit?
+static inline bool touch_contributes(const UnitMap *map, int unit, int storage) {
+    return unit != map->units - 1 || storage != map->classifier || map->head_maker != ACTION_KINDS;
+}
+static inline void touch_plan_units(TouchPlan *p) {
+    const Program *of = p->program;
+    const UnitMap *map = &of->map;
+    for (int r = 0; r < of->ranks; r++) {
+        p->first[r] = map->units;
+        for (int i = 0; i < of->rank[r].count; i++) {
+            const Action *a = &of->rank[r].actions[i];
+            if (a->kind != ACT_FORWARD || a->unit < 0 || a->unit >= map->units) { continue; }
+            for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+                const int64_t s = map->of_unit[a->unit][k], at = (int64_t)r * map->storages + s;
+                p->uses[at] = true;
+                p->member[at] |= of->forward_only || touch_contributes(map, a->unit, (int)s);
+            }
+            // without rows it does nothing
+            if (a->rows <= 0) { continue; }
+            p->computes[r * map->units + a->unit] = true;
+            p->first[r] = (int)min_i64(p->first[r], a->unit);
+            p->end[r] = (int)max_i64(p->end[r], a->unit + 1);
+        }
+    }
+}
+// Sums up what gradients need, with that of the spans of the step so far. Where steps overlap, it
+// is that of all pieces of the micro-batches so far.
+static inline void touch_plan_sums(TouchPlan *p) {
+    const int storages = p->program->map.storages, all = p->spans,
+              together = p->cyclic ? p->pieces.pieces : 1,
+              rows = p->cyclic ? p->program->micro_batches : p->program->ranks * all;
+    for (int i = 0; i < rows * storages; i++) {
+        const int s = i % storages, step = i / storages / all * all, at = i / storages - step;
+        uint64_t sum = 0;
+        if (at % together) { continue; }
+        // the last piece of the micro-batch before
+        if (at) {
+            const int last = p->cyclic ? cyclic_last_piece(p->cyclic, at / together - 1) : at - 1;
+            sum = p->before[(int64_t)(step + last) * storages + s];
+        }
+        for (int k = 0; k < 2 * together; k++) { // first adds up, then sets
+            const int piece =
+                p->cyclic ? piece_number(&p->pieces, at / together, k % together) : at;
+            const int64_t span = (int64_t)(step + piece) * storages + s;
+            if (k < together) { sum += p->whole[span] + TOUCH_REDUCED; }
+            if (k >= together) { p->before[span] = sum; }
+        }
+    }
+}
+static inline void touch_plan_gradients(TouchPlan *p) {
+    const Program *of = p->program;
+    const UnitMap *map = &of->map;
+    for (int r = 0; r < of->ranks; r++) {
+        for (int i = 0; i < of->rank[r].count; i++) {
+            const Action *a = &of->rank[r].actions[i];
+            if (a->kind != ACT_FORWARD || a->unit < 0 || a->unit >= map->units || a->micro < 0 ||
+                a->micro >= of->micro_batches || a->rows < 0 || a->first_row < 0 ||
+                a->first_row + a->rows > of->samples) {
+                continue;
+            }
+            if (p->cyclic) {
+                p->row[2 * a->micro] = a->first_row;
+                p->row[2 * a->micro + 1] = a->rows;
+                if (a->unit == map->units - 1 && a->rows) { p->head_rank[a->micro] = r; }
+            }
+            for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+                const int s = map->of_unit[a->unit][k];
+                const uint64_t rows = p->rows[a->first_row + a->rows] - p->rows[a->first_row];
+                if (touch_contributes(map, a->unit, s)) {
+                    p->whole[touch_span(p, r, s, a->micro)] +=
+                        touch_contribution(a->unit, s) * rows;
+                }
+            }
+        }
+    }
+    touch_plan_sums(p);
+}
+static inline void touch_plan_free(TouchPlan *p) {
+    for (int r = 0; p->p2p && r < p->program->ranks; r++) {
+        p2p_free(&p->p2p[r], p->program->map.storages);
+    }
+    free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole,
+             p->before, p->row, p->head_rank, p->touch);
+}
+// cyclic, model: of steps that overlap, else NULL.
+static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
+                                   const GptModel *model) {
+    const UnitMap *map = &of->map;
+    TouchPlan p = {.program = of, .cyclic = cyclic, .model = model, .spans = 1};
+    const size_t ranks = of->ranks, micros = max_i64(1, of->micro_batches);
+    for (int s = 0; s < map->storages && !cyclic; s++) {
+        p.spans = map->rule[s].reduces_often ? (int)micros : p.spans;
+    }
+    if (cyclic) {
+        p.pieces = cyclic_pieces(cyclic);
+        p.spans = pieces_of_step(&p.pieces);
+        p.p2p = new_array(P2p, ranks, "touches");
+        for (size_t r = 0; r < ranks; r++) { p.p2p[r] = cyclic_p2p(cyclic, model, (int)r); }
+        p.row = new_array(int64_t, 2 * micros, "touches");
+        p.head_rank = new_array(int, micros, "touches");
+        for (size_t i = 0; i < micros; i++) { p.head_rank[i] = -1; }
+    }
+    p.rows = new_array(uint64_t, of->samples + 1, "touches");
+    for (int64_t i = 0; i < of->samples; i++) { p.rows[i + 1] = p.rows[i] + mix64((uint64_t)~i); }
+    p.computes = new_array(bool, ranks * map->units, "touches");
+    p.uses = new_array(bool, ranks * map->storages, "touches");
+    p.member = new_array(bool, ranks * map->storages, "touches");
+    p.first = new_array(int, ranks, "touches");
+    p.end = new_array(int, ranks, "touches");
+    const size_t spans = cyclic ? micros : ranks * p.spans;
+    p.whole = new_array(uint64_t, spans * map->storages, "touches");
+    p.before = new_array(uint64_t, spans * map->storages, "touches");
+    touch_plan_units(&p);
+    touch_plan_gradients(&p);
+    return p;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The beginning and the end
+
+// What there is before the first action.
+static inline void touch_begin(TouchCheck *c) {
+    TouchPlan *p = &c->plan;
+    const UnitMap *map = &p->program->map;
+    for (int r = 0; r < p->program->ranks; r++) {
+        p->count = 0;
+        for (int s = 0; s < map->storages; s++) {
+            const uint64_t version = touch_version_name(s, 0);
+            if (p->cyclic) {
+                if (p->p2p[r].storage[s].places) {
+                    touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s, 0, version);
+                }
+                continue;
+            }
+            touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, version);
+            if (!map->rule[s].gathers) {
+                touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version);
+            }
+            if (map->copies && p->program->forward_only) {
+                touch_add(p, TOUCH_WRITE, RES_COPIES, s, 0, version);
+            }
+            if (map->delays) { // the sum of the step before
+                touch_add(p, TOUCH_WRITE, RES_HOST_SUM, s, 0, touch_name(RES_SUM, s, -1));
+            }
+        }
+        touch_apply_all(c, r, NULL);
+    }
+}
+// What every rank must have at the end.
+static inline void touch_end_rank(TouchPlan *p, int rank) {
+    const Program *of = p->program;
+    const UnitMap *map = &of->map;
+    const int64_t steps = p->cyclic ? of->micro_batches / p->spans : 1;
+    p->count = 0;
+    for (int s = 0; s < map->storages && !of->forward_only; s++) {
+        const uint64_t version = touch_version_name(s, steps);
+        if (p->cyclic) {
+            const int places = p->p2p[rank].storage[s].places;
+            if (places) {
+                touch_add(p, TOUCH_READ, RES_PARAMETERS, s, touch_place(steps, places), version);
+            }
+            continue;
+        }
+        if (!p->member[rank * map->storages + s]) { continue; }
+        touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, version);
+        if (!map->rule[s].gathers) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
+        if (map->delays) { touch_whole_sum(p, TOUCH_READ, rank, s); }
+    }
+    if (p->cyclic) {
+        touch_any(touch_add(p, TOUCH_READ, RES_STATS_OUT, 0, 0, touch_stats_name(steps - 1)));
+    }
+    for (int u = 0; u < map->units && rank == 0 && of->samples; u++) {
+        Touch *t = touch_add(p, TOUCH_READ, RES_SAMPLES, u, 0, touch_name(RES_SAMPLES, u, 0));
+        t->rows = of->samples;
+    }
+}
+static inline void touch_end(TouchCheck *c) {
+    TouchPlan *p = &c->plan;
+    const int storages = p->program->map.storages;
+    for (int r = 0; r < p->program->ranks; r++) {
+        touch_end_rank(p, r);
+        touch_apply_all(c, r, NULL);
+    }
+    for (int64_t i = 0; i < c->cells; i++) {
+        const TouchCell *cell = &c->cell[i];
+        if (cell->key && cell->amount && resource_must_be_empty(cell->of)) {
+            touch_refuse(c, cell->rank, NULL, "left over: %s", resource_text(cell->of));
+        }
+    }
+    for (int s = 0; s < storages; s++) {
+        int before = -1; // member
+        for (int r = 0; r < p->program->ranks; r++) {
+            if (!p->member[r * storages + s]) { continue; }
+            if (before >= 0 &&
+                c->collectives[r * storages + s] != c->collectives[before * storages + s]) {
+                touch_refuse(c, r, NULL, "collectives of storage %d differ from those of rank %d",
+                             s, before);
+            }
+            before = r;
+        }
+    }
+}
+
+// Proves a program: of one step, or (cyclic, model; else NULL) of unrolled steps that overlap.
+// Returns false on a violation, and describes the first one in error.
+static inline bool touch_check_with(const Program *p, const CyclicPlan *cyclic,
+                                    const GptModel *model, TouchConflict conflict, void *context,
+                                    char *error, size_t error_bytes) {
+    TouchCheck c = {.plan = touch_plan(p, cyclic, model),
+                    .cells = 1024,
+                    .conflict = conflict,
+                    .context = context,
+                    .error = error,
+                    .error_bytes = error_bytes};
+    int at;
+    c.cell = new_array(TouchCell, c.cells, "the check of a schedule");
+    c.collectives = new_array(uint64_t, (int64_t)p->ranks * p->map.storages, "touches");
+    *error = 0;
+    touch_begin(&c);
+    const int stuck = walk_program(p, &at, !cyclic, touch_visit, &c);
+    if (stuck >= 0) {
+        touch_refuse(&c, stuck, &p->rank[stuck].actions[at], "deadlock: action %d waits for ever",
+                     at);
+    }
+    if (!*error) { touch_end(&c); }
+    touch_plan_free(&c.plan);
+    free_all(c.cell, c.collectives, c.record);
+    return !*error;
+}
+static inline bool touch_check(const Program *p, const CyclicPlan *cyclic, const GptModel *model,
+                               char *error, size_t error_bytes) {
+    return touch_check_with(p, cyclic, model, NULL, NULL, error, error_bytes);
+}
+
+// Proves steps of windows that overlap (schedule_cyclic; `window` is step 0's): without a pause,
+// and, if the run may have any, with one after every second step.
+static inline bool touch_check_steps(const Program *window, const CyclicPlan *cyclic,
+                                     const GptModel *model, char *error, size_t error_bytes) {
+    const int steps = cyclic_steps_to_check(cyclic);
+    bool valid = true;
+    for (int pause = steps; pause && valid; pause = pause > 2 && cyclic->pauses ? 2 : 0) {
+        Program program = cyclic_unroll(window, cyclic, steps, pause);
+        valid = touch_check(&program, cyclic, model, error, error_bytes);
+        cyclic_window_free(&program);
+    }
+    return valid;
+}
+
+#endif

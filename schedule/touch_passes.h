@@ -1,0 +1,226 @@
+// touch_passes.h: what compute actions and the messages of rows touch (touches.h): activations,
+// inputs and gradients of units, norms and factors of samples.
+#ifndef TOUCH_PASSES_H
+#define TOUCH_PASSES_H
+
+#include "base/base.h"
+#include "dp.h"
+#include "schedule/actions.h"
+#include "schedule/schedule.h"
+#include "schedule/touch.h"
+#include "schedule/touch_states.h"
+
+// -------------------------------------------------------------------------------------------------
+// Passes and clipping
+
+// Activations in a slot between the host and the device.
+static inline void touch_stash(TouchPlan *p, int rank, const Action *x) {
+    const UnitMap *map = &p->program->map;
+    const int64_t place = touch_place(x->micro, p->program->limits[rank].in_flight);
+    const uint64_t what = touch_name(RES_STASH, x->unit, x->micro);
+    const int made = action_makes_stash(map, x);
+    if (action_of_stash(x->kind)) {
+        const bool leaves = x->kind == ACT_EVICT_STASH;
+        touch_rows(p, TOUCH_READ, leaves ? RES_STASH : RES_STASHED,
+                   leaves ? stash_slot(x->unit) : x->unit, leaves ? 0 : place, what, x);
+        touch_rows(p, TOUCH_WRITE, leaves ? RES_STASHED : RES_STASH,
+                   leaves ? x->unit : stash_slot(x->unit), leaves ? place : 0, what, x);
+        return;
+    }
+    if (action_reads_stash(map, x) >= 0) {
+        touch_rows(p, TOUCH_READ, RES_STASH, stash_slot(x->unit), 0, what, x);
+    }
+    if (made >= 0) {
+        touch_rows(p, TOUCH_WRITE, RES_STASH, stash_slot(made), 0,
+                   touch_name(RES_STASH, made, x->micro), x);
+    }
+}
+static inline void touch_forward(TouchPlan *p, int rank, const Action *x) {
+    const int units = p->program->map.units;
+    const bool trains = !p->program->forward_only;
+    if (x->unit) {
+        touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
+                   touch_input_name(x->unit, x->micro), x);
+    }
+    if (trains) {
+        touch_rows(p, TOUCH_TAKE, RES_ACTIVATIONS, x->unit,
+                   touch_place(x->micro, touch_live(p, rank, x->unit)),
+                   touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+    }
+    if (x->unit + 1 < units) {
+        touch_rows(p, TOUCH_WRITE, RES_INPUT, x->unit + 1,
+                   touch_input_place(p, rank, x->unit + 1, x->micro),
+                   touch_input_name(x->unit + 1, x->micro), x);
+    }
+    touch_add(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, 1);
+    touch_rows(p, TOUCH_ADD, RES_SAMPLES, x->unit, 0, touch_name(RES_SAMPLES, x->unit, 0), x);
+}
+static inline uint64_t touch_recomputed(const Action *x) {
+    return touch_name(RES_RECOMPUTED, x->unit, x->micro);
+}
+// What each backward action reads: its activations, its input, the gradient of its output, and
+// recomputed activations of blocks.
+static inline void touch_saved(TouchPlan *p, int rank, const Action *x) {
+    const int head = p->program->map.units - 1;
+    touch_rows(p, TOUCH_READ, RES_ACTIVATIONS, x->unit,
+               touch_place(x->micro, touch_live(p, rank, x->unit)),
+               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+    if (x->unit) {
+        touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
+                   touch_input_name(x->unit, x->micro), x);
+    }
+    if (x->unit < head && x->kind != ACT_RECOMPUTE) {
+        touch_input_gradient(p, TOUCH_READ, rank, x->unit + 1, x);
+    }
+    if (p->program->recompute && x->unit && x->unit < head && x->kind != ACT_RECOMPUTE) {
+        touch_rows(p, TOUCH_READ, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
+    }
+}
+// The norms of the units of a rank, which a clipping group of several units adds up; `until`: the
+// last of these units.
+static inline uint64_t touch_norms(const TouchPlan *p, int rank, int until) {
+    uint64_t all = 0;
+    for (int u = max_i64(1, p->first[rank]); u <= until; u++) {
+        all += touch_name(NAME_NORM, u, 0);
+    }
+    return all;
+}
+static inline void touch_backward_input(TouchPlan *p, int rank, const Action *x) {
+    const Program *of = p->program;
+    const int head = of->map.units - 1;
+    const int64_t place = touch_clip_place(p, rank, x->micro);
+    touch_saved(p, rank, x);
+    touch_add(p, TOUCH_TAKE, RES_WORKS, 0, 0, 1)->limit = max_i64(1, of->limits[rank].works);
+    touch_rows(p, TOUCH_TAKE, RES_WORK, x->unit, x->micro, touch_name(RES_WORK, x->unit, x->micro),
+               x);
+    if (of->limits[rank].works < 1) { p->touch[p->count - 1].b = -1; }
+    touch_input_gradient(p, TOUCH_WRITE, rank, x->unit, x);
+    if (program_waits(of)) {
+        Touch *t =
+            touch_rows(p, TOUCH_ADD, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x);
+        t->scale = touch_name(NAME_NORM, x->unit, 0);
+        touch_rows(p, TOUCH_WRITE, RES_NORMS, x->unit, place,
+                   touch_name(RES_NORMS, x->unit, x->micro), x);
+    }
+    if (x->unit != head) { return; }
+    if (program_crosses(of)) {
+        touch_rows(p, TOUCH_WRITE, RES_CROSSING, 0, touch_crossing_place(p, rank, x->micro),
+                   touch_name(RES_CROSSING, 0, x->micro), x);
+    }
+    touch_add(p, TOUCH_WRITE, RES_LOSS, p->cyclic ? x->micro % (2 * p->spans) : x->micro, 0,
+              touch_name(RES_LOSS, x->micro, 0));
+}
+static inline int touch_last_of_stage(const TouchPlan *p, int unit) {
+    const UnitMap *map = &p->program->map;
+    while (unit + 1 < map->units && map->stage[unit + 1] == map->stage[unit]) { unit++; }
+    return unit;
+}
+static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x) {
+    const Program *of = p->program;
+    const UnitMap *map = &of->map;
+    const bool crosses = program_crosses(of),
+               far = crosses && of->clips == CLIPS_ALL && map->stage[x->unit] > 0,
+               scaled = far || program_waits(of) || (crosses && x->unit == 0);
+    const int last = far ? touch_last_of_stage(p, x->unit) : -1;
+    touch_saved(p, rank, x);
+    if (x->unit) {
+        touch_add(p, TOUCH_FREE, RES_WORKS, 0, 0, 1)->limit = 1;
+        touch_rows(p, TOUCH_FREE, RES_WORK, x->unit, x->micro,
+                   touch_name(RES_WORK, x->unit, x->micro), x);
+    }
+    if (x->unit && program_waits(of)) {
+        touch_rows(p, TOUCH_READ, RES_NORMS, x->unit, touch_clip_place(p, rank, x->micro),
+                   touch_name(RES_NORMS, x->unit, x->micro), x);
+    }
+    if (scaled) {
+        touch_rows(p, TOUCH_READ, far ? RES_FAR_FACTORS : RES_FACTORS, far ? last : 0,
+                   touch_clip_place(p, rank, x->micro),
+                   touch_name(RES_FACTORS, far ? last : 0, x->micro), x);
+    }
+    if (x->unit == 0 && map->kept_gathered >= 0 && !p->cyclic) {
+        touch_add(p, TOUCH_READ, RES_HELD, map->kept_gathered, 0,
+                  touch_version_name(map->kept_gathered, 0));
+    }
+    touch_rows(p, TOUCH_FREE, RES_ACTIVATIONS, x->unit,
+               touch_place(x->micro, touch_live(p, rank, x->unit)),
+               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+}
+// CLIP: norms of the units of this rank, and of other stages, become factors.
+static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
+    const Program *of = p->program;
+    const int64_t place = touch_clip_place(p, rank, x->micro);
+    const uint64_t norms = touch_norms(p, rank, p->end[rank] - 1);
+    if (program_waits(of) && norms) {
+        touch_rows(p, TOUCH_READ, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x)
+            ->scale = norms;
+    }
+    const bool embeds = x->unit == 0;
+    if (embeds) { touch_input_gradient(p, TOUCH_READ, rank, 1, x); }
+    for (int u = 0; embeds && u < of->map.units; u++) {
+        if (!program_sends_norms(of, u)) { continue; }
+        touch_rows(p, TOUCH_READ, RES_FAR_NORMS, u, touch_crossing_place(p, rank, x->micro),
+                   touch_name(RES_FAR_NORMS, u, x->micro), x);
+    }
+    touch_rows(p, TOUCH_TAKE, RES_SAMPLES, -1 - rank, x->micro,
+               touch_name(RES_FACTORS, 0, x->micro), x); // once
+    touch_rows(p, TOUCH_WRITE, RES_FACTORS, 0, place, touch_name(RES_FACTORS, 0, x->micro), x);
+}
+// TIED: the classifier's part of wte, scaled by the factors of the first stage.
+static inline void touch_tied(TouchPlan *p, int rank, const Action *x) {
+    const int64_t place = touch_clip_place(p, rank, x->micro);
+    touch_rows(p, TOUCH_READ, RES_CROSSING, 0, place, touch_name(RES_CROSSING, 0, x->micro), x);
+    touch_rows(p, TOUCH_READ, RES_FAR_FACTORS, x->unit, place,
+               touch_name(RES_FACTORS, x->unit, x->micro), x);
+}
+static inline void touch_compute(TouchPlan *p, int rank, const Action *x) {
+    touch_stash(p, rank, x);
+    if (action_reads_parameters(x->kind)) { touch_parameters(p, rank, x); }
+    switch (x->kind) {
+    case ACT_FORWARD: touch_forward(p, rank, x); break;
+    case ACT_BACKWARD_INPUT: touch_backward_input(p, rank, x); break;
+    case ACT_BACKWARD_WEIGHT: touch_backward_weight(p, rank, x); break;
+    case ACT_RECOMPUTE:
+        touch_saved(p, rank, x);
+        touch_rows(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
+        break;
+    case ACT_CLIP: touch_clip(p, rank, x); break;
+    default: touch_tied(p, rank, x);
+    }
+    touch_contributions(p, rank, x);
+}
+// Messages of rows. What is sent must be here; what comes adds up from several messages.
+static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
+    const Program *of = p->program;
+    const int64_t place = touch_crossing_place(p, rank, x->micro);
+    const bool all = of->clips == CLIPS_ALL;
+    switch (x->kind) {
+    case ACT_SEND_FORWARD:
+    case ACT_RECV_FORWARD:
+        touch_rows(p, action_sends(x->kind) ? TOUCH_READ : TOUCH_ADD, RES_INPUT, x->unit + 1,
+                   touch_input_place(p, rank, x->unit + 1, x->micro),
+                   touch_input_name(x->unit + 1, x->micro), x)
+            ->part = true;
+        break;
+    case ACT_SEND_BACKWARD:
+        touch_input_gradient(p, TOUCH_READ, rank, x->unit, x)->part = true;
+        break;
+    case ACT_RECV_BACKWARD: touch_input_gradient(p, TOUCH_ADD, rank, x->unit, x); break;
+    case ACT_SEND_NORM:
+        touch_part(p, all ? RES_NORMS : RES_CROSSING, 0, place,
+                   touch_name(all ? RES_NORMS : RES_CROSSING, 0, x->micro), x);
+        if (all) { p->touch[p->count - 1].scale = touch_norms(p, rank, x->unit); }
+        break;
+    case ACT_RECV_NORM:
+        touch_rows(p, TOUCH_ADD, RES_FAR_NORMS, x->unit, place,
+                   touch_name(RES_FAR_NORMS, x->unit, x->micro), x);
+        break;
+    case ACT_SEND_FACTOR:
+        touch_part(p, RES_FACTORS, 0, place, touch_name(RES_FACTORS, 0, x->micro), x);
+        break;
+    default:
+        touch_rows(p, TOUCH_ADD, RES_FAR_FACTORS, x->unit, place,
+                   touch_name(RES_FACTORS, x->unit, x->micro), x);
+    }
+}
+
+#endif

@@ -1,0 +1,288 @@
+// mutations.h: random single changes of a program, and what they do to it. Each is refused by the
+// check of touches (schedule/touch_check.h), or harmless: the values at the end are those of the
+// unchanged program.
+#ifndef MUTATIONS_H
+#define MUTATIONS_H
+
+#include "schedule/cyclic_windows.h"
+#include "schedule/touch_check.h"
+#include "schedule/validator.h"
+
+#include "harness.h"
+
+// Do the validator and the check of touches both accept a program of one step? Else error says
+// which of them refuses it, and why.
+static inline bool both_accept(const Program *p, char *error, size_t bytes) {
+    char why[400], found[400];
+    const bool valid = schedule_validate(p, why, sizeof why),
+               checked = touch_check(p, NULL, NULL, found, sizeof found);
+    snprintf(error, bytes, "validator: %s; touches: %s", valid ? "valid" : why,
+             checked ? "valid" : found);
+    return valid && checked;
+}
+
+// -------------------------------------------------------------------------------------------------
+// An interpreter that knows only which places an action reads and writes, not what must be there. A
+// value is a hash of the values that it was made from. Places have the values of the last writer.
+
+typedef struct {
+    TouchPlan plan;
+    TouchCell *cell; // amount: the value
+    int64_t cells;
+    uint64_t sent; // value of the message whose sender was visited last
+} Values;
+static inline TouchCell *value_of(Values *v, int rank, const Touch *t) {
+    const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
+    const uint64_t key =
+        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
+              (uint64_t)t->b) |
+        1;
+    TouchCell *cell = touch_find(v->cell, v->cells, key);
+    cell->key = key;
+    return cell;
+}
+static inline bool is_bookkeeping(Resource of) {
+    return of == RES_WORKS || of == RES_MOVING || of == RES_READING || of == RES_COUNT ||
+           of == RES_SAMPLES || of == RES_BUCKET || of == RES_GRADIENT_SLOT ||
+           of == RES_BORROWED_FOR;
+}
+static inline void values_visit(void *context, int rank, const Action *a, int peer) {
+    Values *v = (Values *)context;
+    TouchPlan *p = &v->plan;
+    (void)peer;
+    action_touches(p, rank, a);
+    uint64_t made = touch_name((uint64_t)a->kind, a->kind == ACT_CLIP ? 0 : a->unit, a->storage);
+    if (a->rows) { made = touch_name(made, a->first_row, a->rows); }
+    for (int i = 0; i < p->count; i++) {
+        const Touch *t = &p->touch[i];
+        if (is_bookkeeping(t->of) || t->use == TOUCH_WRITE || t->use == TOUCH_TAKE ||
+            t->use == TOUCH_ADD) {
+            continue;
+        }
+        made = mix64(made ^ value_of(v, rank, t)->amount);
+    }
+    if (action_sends(a->kind)) { v->sent = made; }
+    if (action_is(a->kind, RECEIVES)) { made = mix64(v->sent); }
+    for (int i = 0; i < p->count; i++) {
+        const Touch *t = &p->touch[i];
+        TouchCell *cell = value_of(v, rank, t);
+        if (is_bookkeeping(t->of)) { continue; }
+        const bool adds = t->use == TOUCH_ADD && cell->what == t->what;
+        if (t->use == TOUCH_FREE) { cell->amount = cell->what = 0; }
+        if (t->use == TOUCH_READ || t->use == TOUCH_FREE) { continue; }
+        cell->amount = (adds ? cell->amount : 0) + mix64(made ^ (uint64_t)t->of);
+        cell->what = t->what;
+    }
+}
+// Returns a hash of all parameters at the end; of a pass that does not train, of the inputs of all
+// units.
+static inline uint64_t values_at_end(const Program *p, const CyclicPlan *cyclic,
+                                     const GptModel *model) {
+    Values v = {.plan = touch_plan(p, cyclic, model), .cells = 1 << 18};
+    uint64_t all = 1;
+    int at;
+    v.cell = new_array(TouchCell, v.cells, "values");
+    walk_program(p, &at, false, values_visit, &v);
+    for (int r = 0; r < p->ranks; r++) {
+        touch_end_rank(&v.plan, r);
+        for (int i = 0; i < v.plan.count; i++) {
+            const Touch *t = &v.plan.touch[i];
+            if (t->of == RES_PARAMETERS || t->of == RES_NEWEST) {
+                all = mix64(all ^ value_of(&v, r, t)->amount);
+            }
+        }
+        for (int i = 0; p->forward_only && i < v.plan.program->map.units; i++) {
+            for (int64_t place = 0; place < 4; place++) {
+                const Touch t = {.of = RES_INPUT, .a = i, .b = place};
+                all = mix64(all ^ value_of(&v, r, &t)->amount);
+            }
+        }
+    }
+    touch_plan_free(&v.plan);
+    free(v.cell);
+    return all;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Changes
+
+typedef enum {
+    MUTATE_REMOVE,
+    MUTATE_SWAP,
+    MUTATE_UNIT,
+    MUTATE_MICRO,
+    MUTATE_VERSION,
+    MUTATE_STORAGE,
+    MUTATE_USE,
+    MUTATE_PEER,
+    MUTATE_SECONDARY,
+    MUTATE_REMOVE_MESSAGE,
+    MUTATE_UNIT_OF_MESSAGE,
+    MUTATE_MICRO_OF_MESSAGE,
+    MUTATE_VERSION_OF_MESSAGE,
+    MUTATE_STORAGE_OF_MESSAGE,
+    MUTATIONS
+} Mutation;
+static const char *const mutation_names[] = {
+    "removed",         "swapped",         "unit",         "micro-batch",
+    "version",         "storage",         "use",          "peer",
+    "secondary",       "message removed", "message unit", "message micro-batch",
+    "message version", "message storage"};
+typedef struct {
+    uint64_t seed, draws;
+} MutationDraw;
+static inline int mutation_draw(MutationDraw *d, int n) {
+    return (int)(random_u64(d->seed, 99, d->draws++) % (uint64_t)n);
+}
+static inline void mutation_remove(Schedule *s, int i) {
+    memmove(&s->actions[i], &s->actions[i + 1], (size_t)(s->count - 1 - i) * sizeof(Action));
+    s->count--;
+}
+static inline void mutation_set(Action *a, Mutation what, int by, const Program *p) {
+    switch (what) {
+    case MUTATE_UNIT:
+    case MUTATE_UNIT_OF_MESSAGE: a->unit = (a->unit + by) % p->map.units; break;
+    case MUTATE_MICRO:
+    case MUTATE_MICRO_OF_MESSAGE: a->micro = (a->micro + by) % p->micro_batches; break;
+    case MUTATE_VERSION:
+    case MUTATE_VERSION_OF_MESSAGE: a->version += by % 2 ? 1 : -1; break;
+    case MUTATE_STORAGE:
+    case MUTATE_STORAGE_OF_MESSAGE: a->storage = (a->storage + by) % p->map.storages; break;
+    case MUTATE_USE: a->use += by % 2 ? 1 : -1; break;
+    case MUTATE_SECONDARY: a->secondary = !a->secondary; break;
+    default: a->peer = (a->peer + by) % p->ranks;
+    }
+}
+static inline bool mutation_fits(const Action *a, Mutation what, const Program *p, bool cyclic) {
+    const bool message = action_is_message(a->kind),
+               versions = cyclic ? a->kind == ACT_ACQUIRE || a->kind == ACT_SEND_PARAMETERS ||
+                                       a->kind == ACT_RECV_PARAMETERS
+                                 : a->kind == ACT_PREFETCH;
+    if (what >= MUTATE_REMOVE_MESSAGE && !action_sends(a->kind)) { return false; }
+    switch (what) {
+    case MUTATE_UNIT:
+    case MUTATE_UNIT_OF_MESSAGE: return a->unit >= 0;
+    case MUTATE_MICRO:
+    case MUTATE_MICRO_OF_MESSAGE: return a->micro >= 0 && p->micro_batches > 1;
+    case MUTATE_VERSION:
+    case MUTATE_VERSION_OF_MESSAGE: return versions;
+    case MUTATE_STORAGE:
+    case MUTATE_STORAGE_OF_MESSAGE: return a->storage >= 0;
+    case MUTATE_USE: return action_is(a->kind, OF_PIECES) && p->map.rule[a->storage].pieces > 0;
+    case MUTATE_PEER: return message && p->ranks > 2;
+    case MUTATE_SECONDARY: return a->kind == ACT_PREFETCH;
+    default: return true;
+    }
+}
+// Changes a random action. Writes what it did to text; returns false if it did nothing.
+static inline bool mutate(Program *p, bool cyclic, MutationDraw *d, char *text, size_t bytes) {
+    const int r = mutation_draw(d, p->ranks);
+    Schedule *s = &p->rank[r];
+    const Mutation what = (Mutation)mutation_draw(d, MUTATIONS);
+    const int i = s->count ? mutation_draw(d, s->count) : 0, by = 1 + mutation_draw(d, 7);
+    if (i + (what == MUTATE_SWAP) >= s->count || !mutation_fits(&s->actions[i], what, p, cyclic)) {
+        return false;
+    }
+    Action *a = &s->actions[i];
+    const Action before = *a;
+    snprintf(text, bytes,
+             "%s rank %d action %d %s unit %d storage %d micro-batch %d step %d rows %d",
+             mutation_names[what], r, i, action_name(a->kind), a->unit, a->storage, a->micro,
+             (int)a->step, (int)a->rows);
+    if (what == MUTATE_REMOVE) {
+        mutation_remove(s, i);
+        return true;
+    }
+    if (what == MUTATE_SWAP) {
+        const size_t at = strlen(text);
+        snprintf(text + at, bytes - at, " with %s unit %d storage %d micro-batch %d",
+                 action_name(a[1].kind), a[1].unit, a[1].storage, a[1].micro);
+        *a = a[1];
+        a[1] = before;
+        return true;
+    }
+    if (what >= MUTATE_REMOVE_MESSAGE) {
+        Schedule *t = &p->rank[a->peer];
+        int j = 0;
+        while (!actions_match(a, r, &t->actions[j], a->peer)) { j++; }
+        if (what == MUTATE_REMOVE_MESSAGE) {
+            mutation_remove(t, j);
+            mutation_remove(s, i);
+            return true;
+        }
+        mutation_set(&t->actions[j], what, by, p);
+    }
+    mutation_set(a, what, by, p);
+    return memcmp(a, &before, sizeof before) != 0;
+}
+static inline Program program_copy(const Program *p) {
+    Program copy = *p;
+    copy.rank = new_array(Schedule, p->ranks, "schedules");
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) {
+            schedule_add(&copy.rank[r], p->rank[r].actions[i]);
+        }
+    }
+    return copy;
+}
+static inline void program_free_copy(Program *copy, const Program *p) {
+    for (int r = 0; r < p->ranks; r++) { schedule_free(&copy->rank[r]); }
+    free(copy->rank);
+}
+
+// Of these mutations. Those that the check accepts are harmless, or the test has failed.
+typedef struct {
+    int all, both, only_old, only_new, harmless;
+} Verdicts;
+// cyclic, model: of steps that overlap, whose windows are unrolled; else NULL. old: the verdict of
+// the rules beside which the check stands.
+typedef struct {
+    const CyclicPlan *cyclic;
+    const GptModel *model;
+    int steps;
+    bool (*old)(const Program *p, const void *context, char *error, size_t bytes);
+    const void *context;
+} MutationCase;
+static inline bool mutation_check(const Program *p, const MutationCase *c, char *error,
+                                  size_t bytes, uint64_t *values) {
+    Program steps = c->cyclic ? cyclic_unroll(p, c->cyclic, c->steps, c->steps) : *p;
+    const bool valid = touch_check(&steps, c->cyclic, c->model, error, bytes);
+    *values = values && valid ? values_at_end(&steps, c->cyclic, c->model) : 0;
+    if (c->cyclic) { cyclic_window_free(&steps); }
+    return valid;
+}
+static inline void mutate_program(const Program *p, const MutationCase *c, const char *name,
+                                  int count, uint64_t seed, Verdicts *sum) {
+    char error[400], old_error[400], text[200];
+    uint64_t expected, values;
+    MutationDraw d = {seed, 0};
+    if (!mutation_check(p, c, error, sizeof error, &expected)) { fail_msg("%s: %s", name, error); }
+    for (int tries = 0, i = 0; i < count && tries < 100 * count; tries++) {
+        Program q = program_copy(p);
+        if (mutate(&q, c->cyclic != NULL, &d, text, sizeof text)) {
+            const bool old = c->old(&q, c->context, old_error, sizeof old_error),
+                       valid = mutation_check(&q, c, error, sizeof error, &values),
+                       harmless = valid && values == expected;
+            i++;
+            sum->all++;
+            sum->both += !old && !valid;
+            sum->only_new += old && !valid;
+            sum->only_old += !old && harmless;
+            sum->harmless += old && harmless;
+            if (valid && !harmless) { fail_msg("%s, seed %" PRIu64 ": %s", name, seed, text); }
+            if (old != valid && getenv("MUTATIONS")) {
+                printf("%s: %s: validator \"%s\", touches \"%s\"\n", name, text, old_error, error);
+            }
+        }
+        program_free_copy(&q, p);
+    }
+}
+// MUTATIONS=1 also prints each mutation about which the two do not agree.
+static inline void mutations_print(const char *name, const Verdicts *v) {
+    printf(
+        "%-28s %4d mutations: %4d refused by both, %3d by touches alone, %d by the validator alone "
+        "and harmless, %3d harmless\n",
+        name, v->all, v->both, v->only_new, v->only_old, v->harmless);
+}
+
+#endif
