@@ -74,13 +74,12 @@ static inline double threads_waited_for_cores(void) {
 }
 
 // The watcher's thread. sleepers: int*, the number of threads to add. At the start they are added,
-// since a busy machine shows only after a while. A team of OpenMP threads that has worked once stays,
-// asleep, until it is released.
+// since a busy machine shows only after a while, and they stay where the system does not tell. A team
+// of OpenMP threads that has worked once stays, asleep, until it is released.
 static void *spin_watch(void *sleepers) {
     double waited_s = threads_waited_for_cores();
     int calm = 0; // intervals without other programs
-    bool added = false;
-    while (waited_s >= 0) {
+    for (bool added = false;;) {
         if (!calm && !added) {
             added = true;
 #pragma omp parallel num_threads(*(int *)sleepers)
@@ -92,7 +91,8 @@ static void *spin_watch(void *sleepers) {
         usleep((useconds_t)(SPIN_INTERVAL_S * 1e6));
         const double before_s = waited_s;
         waited_s = threads_waited_for_cores();
-        calm = waited_s - before_s > SPIN_BUSY * SPIN_INTERVAL_S ? 0 : calm + 1;
+        const bool busy = waited_s < 0 || waited_s - before_s > SPIN_BUSY * SPIN_INTERVAL_S;
+        calm = busy ? 0 : calm + 1;
     }
     return NULL;
 }

@@ -116,7 +116,7 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
 static inline bool state_taken(const StatePlan *s, StateKind kind) {
     return kind == STATE_GRADIENT                ? store_delays(s)
            : optimizer_keeps(s->optimizer, kind) ? store_keeps_moment(s, kind)
-                                                 : kind != STATE_RETIRED;
+                                                 : kind != STATE_RESERVED;
 }
 // Returns how many elements of a state of a storage this rank has; *first: the first of them.
 static inline int64_t state_own(const StatePlan *s, StateKind kind, int storage, int64_t *first) {

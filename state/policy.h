@@ -17,28 +17,45 @@ enum {
 };
 
 // -------------------------------------------------------------------------------------------------
-// Kinds of states. The numbers up to STATE_GRADIENT are those of checkpoints (docs/formats.md).
+// Kinds of states: the name, what its device memory counts as, and what it is called when it is
+// allocated. Checkpoints have the numbers up to GRADIENT (docs/formats.md).
+// clang-format off
+#define STATE_TABLE(ROW)                                                                           \
+    /* parameters in fp32; with --dtype fp32 they are the working parameters */                    \
+    ROW(MASTER,        MEMORY_OPTIMIZER,  "fp32 parameters")                                       \
+    /* of the optimizer; as many kinds as its row says */                                          \
+    ROW(MOMENT,        MEMORY_OPTIMIZER,  "moments")                                               \
+    ROW(SECOND_MOMENT, MEMORY_OPTIMIZER,  "moments")                                               \
+    /* p2p: the version before the newest parameters */                                            \
+    ROW(PREVIOUS,      MEMORY_BUFFERS,    "previous parameters")                                   \
+    /* files of older versions may have it; it is ignored */                                       \
+    ROW(RESERVED,      MEMORY_BUFFERS,    "")                                                      \
+    /* fp32 sums */                                                                                \
+    ROW(GRADIENT,      MEMORY_GRADIENTS,  "gradients")                                             \
+    /* working parameters */                                                                       \
+    ROW(PARAMETERS,    MEMORY_PARAMETERS, "parameters")                                            \
+    /* of blocks that use the storage, between forward and backward pass (executor) */             \
+    ROW(ACTIVATIONS,   MEMORY_BUFFERS,    "activations")                                           \
+    /* hpZ: slices of secondary copies of the parameters */                                        \
+    ROW(SECONDARY,     MEMORY_PARAMETERS, "secondary parameters")                                  \
+    /* qwZ: quantized parameters */                                                                \
+    ROW(RECORDS,       MEMORY_BUFFERS,    "quantized parameters")                                  \
+    /* qgZ: errors of quantized gradients, which are fed back */                                   \
+    ROW(ERRORS,        MEMORY_BUFFERS,    "errors of quantized gradients")                         \
+    /* p2p: gradients of micro-batches, if sums stay */                                            \
+    ROW(MADE,          MEMORY_BUFFERS,    "gradients")                                             \
+    /* p2p: sums from other ranks */                                                               \
+    ROW(RECEIVED,      MEMORY_BUFFERS,    "sums of gradients")                                     \
+    /* p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients */ \
+    /* of pieces, in slots that blocks share unless their storages alternate (--share AxB) */      \
+    ROW(PIECES,        MEMORY_BUFFERS,    "gradients of pieces")
+// clang-format on
+#define STATE_KIND(NAME, ...) STATE_##NAME,
+enum { STATE_TABLE(STATE_KIND) STATE_KINDS };
 enum {
-    STATE_MASTER, // parameters in fp32; with --dtype fp32 they are the working parameters
-    STATE_MOMENT, // of the optimizer; as many kinds as its row says
-    STATE_PREVIOUS = STATE_MOMENT + MOMENTS, // p2p: the version before the newest parameters
-    OPTIMIZER_KINDS = STATE_PREVIOUS,        // kinds below are the optimizer's states
-    STATE_RETIRED,                           // in files of older versions; ignored
-    STATE_GRADIENT,                          // fp32 sums
-    FILE_KINDS,                              // kinds below may be in a checkpoint
-    STATE_PARAMETERS = FILE_KINDS,           // working parameters
-    HOST_KINDS,                              // kinds below may be on the host
-    // activations of blocks that use the storage, between forward and backward pass (executor)
-    STATE_ACTIVATIONS = HOST_KINDS,
-    STATE_SECONDARY, // hpZ: slices of secondary copies of the parameters
-    STATE_RECORDS,   // qwZ: quantized parameters
-    STATE_ERRORS,    // qgZ: errors of quantized gradients, which are fed back
-    STATE_MADE,      // p2p: gradients of micro-batches, if sums stay
-    STATE_RECEIVED,  // p2p: sums from other ranks
-    // p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients of
-    // pieces, in slots that blocks share unless their storages alternate (--share AxB)
-    STATE_PIECES,
-    STATE_KINDS
+    OPTIMIZER_KINDS = STATE_PREVIOUS, // kinds below are the optimizer's states
+    FILE_KINDS = STATE_PARAMETERS,    // kinds below may be in a checkpoint
+    HOST_KINDS = STATE_ACTIVATIONS    // kinds below may be on the host
 };
 typedef int StateKind; // loops count through the kinds
 enum {                 // bits of kinds: states of the optimizer; all states that may be on the host

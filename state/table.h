@@ -57,25 +57,11 @@ typedef struct {
 } StorageRow;
 
 // What the device memory of each kind counts as, and what it is called when it is allocated.
+#define STATE_USE(NAME, MEMORY, WHAT) {MEMORY, WHAT},
 static const struct {
     MemoryKind memory;
     const char *what;
-} state_uses[STATE_KINDS] = {
-    {MEMORY_OPTIMIZER, "fp32 parameters"},
-    {MEMORY_OPTIMIZER, "moments"},
-    {MEMORY_OPTIMIZER, "moments"},
-    {MEMORY_BUFFERS, "previous parameters"},
-    {MEMORY_BUFFERS, "retired state"},
-    {MEMORY_GRADIENTS, "gradients"},
-    {MEMORY_PARAMETERS, "parameters"},
-    {MEMORY_BUFFERS, "activations"},
-    {MEMORY_PARAMETERS, "secondary parameters"},
-    {MEMORY_BUFFERS, "quantized parameters"},
-    {MEMORY_BUFFERS, "errors of quantized gradients"},
-    {MEMORY_BUFFERS, "gradients"},
-    {MEMORY_BUFFERS, "sums of gradients"},
-    {MEMORY_BUFFERS, "gradients of pieces"},
-};
+} state_uses[] = {STATE_TABLE(STATE_USE)};
 
 // What a buffer holds: whole arrays; slices; slices, and slots for whole arrays.
 typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLayout;

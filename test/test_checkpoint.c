@@ -457,7 +457,7 @@ static void test_forged_manifests_are_refused(void **state) {
 }
 // Files of older versions may have moments that were measured layer by layer, as kind 4: they are
 // passed over, and all else is loaded.
-static void test_retired_states_are_passed_over(void **state) {
+static void test_reserved_states_are_passed_over(void **state) {
     (void)state;
     Store s = make_store(DTYPE_FP32, true);
     save_step(&s, 4, 0);
@@ -1194,7 +1194,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_changed_bytes_are_refused, fresh),
         cmocka_unit_test_setup(test_forged_manifests_are_refused, fresh),
         cmocka_unit_test_setup(test_histories, fresh),
-        cmocka_unit_test(test_retired_states_are_passed_over),
+        cmocka_unit_test(test_reserved_states_are_passed_over),
         cmocka_unit_test(test_shares),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
