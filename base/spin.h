@@ -1,12 +1,12 @@
 // spin.h: how long a thread of OpenMP that waits for others spins before it sleeps.
 //
-// On an idle machine it is best to spin for milliseconds, as libgomp does by default: waking a thread
-// takes long. On a busy machine a spinning thread takes the core from the very thread that it waits
-// for, and a step of 20 ms takes seconds. libgomp has two numbers of turns, which it reads before
-// main (its manual, OMP_WAIT_POLICY and GOMP_SPINCOUNT): the second one holds while a process has
-// more OpenMP threads than the machine has cores. So the program starts itself once more with a
-// second number of its own, and adds sleeping OpenMP threads while its threads have to wait for
-// cores. A setting of the user stays as it is.
+// On an idle machine it is best to spin for milliseconds, as libgomp does by default: waking a
+// thread takes long. On a busy machine a spinning thread takes the core from the very thread that
+// it waits for, and a step of 20 ms takes seconds. libgomp has two numbers of turns, which it reads
+// before main (its manual, OMP_WAIT_POLICY and GOMP_SPINCOUNT): the second one holds while a
+// process has more OpenMP threads than the machine has cores. So the program starts itself once
+// more with a second number of its own, and adds sleeping OpenMP threads while its threads have to
+// wait for cores. A setting of the user stays as it is.
 #ifndef SPIN_H
 #define SPIN_H
 
@@ -18,8 +18,8 @@
 #include <signal.h>   // signals go to other threads
 #include <sys/auxv.h> // how the program was loaded
 
-// Turns on an idle machine: some milliseconds. On a busy one, the policy "active" makes it 1000, some
-// 10 microseconds.
+// Turns on an idle machine: some milliseconds. On a busy one, the policy "active" makes it 1000,
+// some 10 microseconds.
 #define SPIN_TURNS "300000"
 #define SPIN_POLICY "active"
 static const double SPIN_INTERVAL_S = 0.1;  // between two looks
@@ -36,9 +36,9 @@ static inline bool spin_is_ours(void) {
     return environment_has("GOMP_SPINCOUNT", SPIN_TURNS) &&
            environment_has("OMP_WAIT_POLICY", SPIN_POLICY);
 }
-// Starts the program once more with our settings. The process stays the same, with its number, files
-// and signals. Where the program's file cannot be found, the run goes on without them. Call it before
-// MPI starts.
+// Starts the program once more with our settings. The process stays the same, with its number,
+// files and signals. Where the program's file cannot be found, the run goes on without them. Call
+// it before MPI starts.
 static inline void spin_restart(char **argv) {
     char path[4096];
     const bool loaded_by_name = !getauxval(AT_BASE); // /proc/self/exe may be the loader, ld.so
@@ -74,8 +74,8 @@ static inline double threads_waited_for_cores(void) {
 }
 
 // The watcher's thread. sleepers: int*, the number of threads to add. At the start they are added,
-// since a busy machine shows only after a while, and they stay where the system does not tell. A team
-// of OpenMP threads that has worked once stays, asleep, until it is released.
+// since a busy machine shows only after a while, and they stay where the system does not tell. A
+// team of OpenMP threads that has worked once stays, asleep, until it is released.
 static void *spin_watch(void *sleepers) {
     double waited_s = threads_waited_for_cores();
     int calm = 0; // intervals without other programs
@@ -97,8 +97,9 @@ static void *spin_watch(void *sleepers) {
     return NULL;
 }
 
-// Watches from now on whether the machine is busy, if the settings are ours. threads: those that compute. cores: those
-// that the process could use when it started, by which libgomp counts. Call it once.
+// Watches from now on whether the machine is busy, if the settings are ours. threads: those that
+// compute. cores: those that the process could use when it started, by which libgomp counts. Call
+// it once.
 static inline void spin_follow_load(int threads, int cores) {
     static int sleepers;
     sigset_t all, before;

@@ -34,23 +34,23 @@ static inline Schedule *cyclic_list(CyclicBuilder *b, int rank) { return &b->pro
 typedef struct {
     int step, piece, stage;
 } StagePass;
-// The i-th of all passages from the window's step on.
-static inline StagePass passage_of(const CyclicPlan *p, int i) {
+// The i-th of all stage passes from the window's step on.
+static inline StagePass stage_pass_of(const CyclicPlan *p, int i) {
     const StagePass at = {i / p->N / cyclic_step_pieces(p), i / p->N % cyclic_step_pieces(p),
                           i % p->N};
     return at;
 }
-static inline int passage_slot(const CyclicPlan *p, StagePass at, bool backward) {
+static inline int stage_pass_slot(const CyclicPlan *p, StagePass at, bool backward) {
     return backward ? cyclic_backward_slot(p, at.step, at.piece, at.stage)
                     : cyclic_forward_slot(p, at.step, at.piece, at.stage);
 }
-// Returns the number of the piece of a stage pass through all steps, and the rank that computes this piece
-// in a stage.
-static inline int64_t passage_number(const CyclicBuilder *b, StagePass at) {
+// Returns the number of the piece of a stage pass through all steps, and the rank that computes
+// this piece in a stage.
+static inline int64_t stage_pass_number(const CyclicBuilder *b, StagePass at) {
     return (b->step + at.step) * cyclic_step_pieces(b->plan) + at.piece;
 }
-static inline int passage_rank(const CyclicBuilder *b, StagePass at, int stage) {
-    return cyclic_rank(b->plan, passage_number(b, at), stage);
+static inline int stage_pass_rank(const CyclicBuilder *b, StagePass at, int stage) {
+    return cyclic_rank(b->plan, stage_pass_number(b, at), stage);
 }
 static inline Action cyclic_action(ActionKind kind, int unit, int storage, int micro, int step) {
     Action a = action_make(kind, unit, storage, micro);
@@ -108,7 +108,7 @@ static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool b
 }
 static inline void cyclic_forward(CyclicBuilder *b, StagePass at, int part) {
     const Stage units = cyclic_part(b->plan, at.stage, part, false);
-    Schedule *list = cyclic_list(b, passage_rank(b, at, at.stage));
+    Schedule *list = cyclic_list(b, stage_pass_rank(b, at, at.stage));
     for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
         const Action a = cyclic_compute(b, ACT_FORWARD, u, at);
         cyclic_hold(b, list, &a, ACT_ACQUIRE);
@@ -120,7 +120,7 @@ static inline void cyclic_forward(CyclicBuilder *b, StagePass at, int part) {
 // updates, too.
 static inline void cyclic_sums(CyclicBuilder *b, StagePass at, int unit) {
     const UnitMap *map = &b->program->map;
-    const int rank = passage_rank(b, at, at.stage);
+    const int rank = stage_pass_rank(b, at, at.stage);
     const bool updates = at.piece == b->program->micro_batches - 1 && !b->plan->waits &&
                          rank == cyclic_owner(b->plan, at.stage);
     for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
@@ -133,7 +133,7 @@ static inline void cyclic_sums(CyclicBuilder *b, StagePass at, int unit) {
 }
 static inline void cyclic_backward(CyclicBuilder *b, StagePass at, int part) {
     const Stage units = cyclic_part(b->plan, at.stage, part, true);
-    Schedule *list = cyclic_list(b, passage_rank(b, at, at.stage));
+    Schedule *list = cyclic_list(b, stage_pass_rank(b, at, at.stage));
     for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         const bool block = u > 0 && u < b->program->map.units - 1;
         const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, at);
@@ -152,8 +152,8 @@ static inline void cyclic_backward(CyclicBuilder *b, StagePass at, int part) {
 // Sends the gradient of a storage to its owner, and adds it to the sum.
 static inline void cyclic_pass_sum(CyclicBuilder *b, StagePass at, int storage, bool later) {
     const CyclicPlan *p = b->plan;
-    const int from = passage_rank(b, at, at.stage),
-              to = cyclic_sum_to(p, passage_number(b, at), at.stage);
+    const int from = stage_pass_rank(b, at, at.stage),
+              to = cyclic_sum_to(p, stage_pass_number(b, at), at.stage);
     const bool last = at.piece == b->program->micro_batches - 1,
                adds = p->mode == CYCLIC_ZERO ? later : later == !last;
     const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, at.piece, at.step);
@@ -223,9 +223,9 @@ static inline void cyclic_send_params(CyclicBuilder *b, int slot, int part, bool
 static inline void cyclic_cross(CyclicBuilder *b, bool backward, StagePass at) {
     const CyclicPlan *p = b->plan;
     const Stage *units = &p->cut.stage[at.stage];
-    const int next = backward ? at.stage - 1 : at.stage + 1, from = passage_rank(b, at, at.stage),
-              first = passage_rank(b, at, 0),
-              to = next >= 0 && next < p->N ? passage_rank(b, at, next) : from;
+    const int next = backward ? at.stage - 1 : at.stage + 1,
+              from = stage_pass_rank(b, at, at.stage), first = stage_pass_rank(b, at, 0),
+              to = next >= 0 && next < p->N ? stage_pass_rank(b, at, next) : from;
     const Action rows =
         backward ? cyclic_compute(b, ACT_SEND_BACKWARD, units->first_unit, at)
                  : cyclic_compute(b, ACT_SEND_FORWARD, units->first_unit + units->units - 1, at);
@@ -310,8 +310,8 @@ static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     for (int pass = 0; pass < 2; pass++) {
         for (int k = 0; k < 2 * p->N * p->N; k++) {
-            const StagePass at = passage_of(p, k);
-            const int behind = slot - passage_slot(p, at, true);
+            const StagePass at = stage_pass_of(p, k);
+            const int behind = slot - stage_pass_slot(p, at, true);
             const bool later = at.piece < p->N - 1 || cyclic_adds_later(p, at.stage);
             if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, at, 0, pass); }
         }
@@ -323,25 +323,25 @@ static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
 static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const CyclicPlan *p = b->plan;
     const bool last = part == cyclic_parts(p) - 1;
-    // passages of pieces that run in this slot or ran in the slot before
+    // stage passes of pieces that run in this slot or ran in the slot before
     const int first = max_i64(0, slot / 2 - p->N) * p->N, end = (slot / 2 + 1) * p->N;
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
-            const StagePass at = passage_of(p, k);
-            if (passage_slot(p, at, backward) == slot) {
+            const StagePass at = stage_pass_of(p, k);
+            if (stage_pass_slot(p, at, backward) == slot) {
                 (backward ? cyclic_backward : cyclic_forward)(b, at, part);
             }
         }
     }
     if (p->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = first; k < end; k++) {
-        const StagePass at = passage_of(p, k);
-        const int behind = slot - passage_slot(p, at, true);
+        const StagePass at = stage_pass_of(p, k);
+        const int behind = slot - stage_pass_slot(p, at, true);
         if (p->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) {
             cyclic_pass_sums(b, at, part, behind == 1);
         }
         for (int backward = 1; backward >= 0; backward--) {
-            if (last && passage_slot(p, at, backward) == slot) { cyclic_cross(b, backward, at); }
+            if (last && stage_pass_slot(p, at, backward) == slot) { cyclic_cross(b, backward, at); }
         }
     }
     if (last) { // before the parameters that wait for it

@@ -4,7 +4,7 @@
     python3 scripts/lint.py [FOLDER]      of the project; default: the one that this script is in
 
     spaces     trailing white space, tabs
-    columns    lines of Python, of the shell and of the Makefile of more than 100 columns
+    columns    lines of more than 100 columns: of product code, Python, the shell, the Makefile
                (clang-format keeps C's)
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
@@ -170,7 +170,8 @@ class Project:
 
     def columns(self):
         for name, text in self.text.items():
-            if name.endswith((".py", ".sh")) or name == "Makefile":
+            product = name.endswith((".h", ".c", ".cu", ".cuh")) and not name.startswith("test/")
+            if product or name.endswith((".py", ".sh")) or name == "Makefile":
                 for number, line in enumerate(text.expandtabs(4).split("\n"), 1):
                     if len(line) > COLUMNS:
                         self.say(name, number, f"a line of {len(line)} columns")

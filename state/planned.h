@@ -264,7 +264,8 @@ static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bou
 // Returns the rules of all storages. The storages of a bucket are neighbours, have the same owners,
 // and are always reduced one directly after another. So tied ones, which are reduced at the end of
 // the step, are apart from the others; and so is the head's own table, whose gradient the head's
-// input part makes: in a zero-bubble schedule the head's other gradients follow micro-batches later.
+// input part makes: in a zero-bubble schedule the head's other gradients follow micro-batches
+// later.
 static inline StorageRule *storage_rules(const GptModel *m, const ZeroPolicy *z, const Owners *h) {
     StorageRule *rules = new_array(StorageRule, m->storages, "rules of storages");
     int64_t elements = 0;
@@ -321,8 +322,8 @@ static inline bool store_delays(const StatePlan *s) {
 static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
     return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
 }
-// Fills the states of a kind, with these on the host. Returns its buffer on the device, in which none
-// has its position yet. rows: [storages]
+// Fills the states of a kind, with these on the host. Returns its buffer on the device, in which
+// none has its position yet. rows: [storages]
 static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, StateKind kind,
                                           StorageRow *rows) {
     const Owners *h = &s->layout.owners;

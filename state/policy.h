@@ -46,8 +46,8 @@ enum {
     ROW(MADE,          MEMORY_BUFFERS,    "gradients")                                             \
     /* p2p: sums from other ranks */                                                               \
     ROW(RECEIVED,      MEMORY_BUFFERS,    "sums of gradients")                                     \
-    /* p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise the gradients */ \
-    /* of pieces, in slots that blocks share unless their storages alternate (--share AxB) */      \
+    /* p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise those of */     \
+    /* pieces, in slots that blocks share unless their storages alternate (--share AxB) */         \
     ROW(PIECES,        MEMORY_BUFFERS,    "gradients of pieces")
 // clang-format on
 #define STATE_KIND(NAME, ...) STATE_##NAME,

@@ -32,9 +32,10 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
     for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
 }
 
-// Updates an element's moments. Returns its direction. In the sums of two products the function says
-// which one is fused with the addition: a compiler may choose differently in the vector body of a
-// loop and in its rest, and then an element's bits would depend on its place in a rank's slice.
+// Updates an element's moments. Returns its direction. In the sums of two products the function
+// says which one is fused with the addition: a compiler may choose differently in the vector body
+// of a loop and in its rest, and then an element's bits would depend on its place in a rank's
+// slice.
 static inline float adamw_element(float *m, float *v, float grad, OptimizerStep o, AdamwBias bias) {
     const float g = grad * o.grad_scale;
     *m = fmaf(o.beta1, *m, (1.0f - o.beta1) * g);
