@@ -2048,13 +2048,13 @@ class Controls(PrivateCheck):
     """Programs with a fault, which the tests above must notice. Each is a copy of the sources with
     one place changed."""
 
-    NOISE = "begin, n, noise, s->noise.deviation, s->noise.scale);"
+    NOISE = "begin, n,\n                      noise, s->plan.noise.deviation, s->plan.noise.scale);"
     FAULTS = [
         (
             "sigma halved",
             "state/update.h",
             NOISE,
-            NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"),
+            NOISE.replace("s->plan.noise.deviation", "0.5f * s->plan.noise.deviation"),
             "noise",
             "variance",
         ),
@@ -2062,11 +2062,9 @@ class Controls(PrivateCheck):
             "noise added twice",
             "state/update.h",
             NOISE,
-            NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, store_floats(s, "
-            "STATE_GRADIENT, storage, step), "
-            + NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace(
-                "s->noise.scale)", "1)"
-            ),
+            NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->memory.stream, store_floats(s, "
+            "STATE_GRADIENT, storage, step), begin, n, noise, "
+            "s->plan.noise.scale * s->plan.noise.deviation, 1);",
             "noise",
             "variance",
         ),
@@ -2083,7 +2081,7 @@ class Controls(PrivateCheck):
             "sigma halved",
             "state/update.h",
             NOISE,
-            NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"),
+            NOISE.replace("s->plan.noise.deviation", "0.5f * s->plan.noise.deviation"),
             "audit",
             "not less than",
         ),

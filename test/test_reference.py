@@ -903,6 +903,7 @@ class Precision(Check):
 MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
 UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h"
 PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
+BETWEEN = "run/between_steps.h"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
 FAULTS = [
@@ -916,7 +917,7 @@ FAULTS = [
         "sqrtf(*v * bias.v + o.eps * o.eps) - o.eps} +",
     ),
     ("adamw", UPDATE, "(sqrtf(*v * bias.v) + {o.eps ==> o.eps * sqrtf(bias.v)})"),
-    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad * grad};"),
+    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad * grad});"),
     (
         "adamw, decay",
         UPDATE,
@@ -932,8 +933,7 @@ FAULTS = [
     (
         "sgd",
         UPDATE,
-        "b[i] = o.momentum * b[i] + {grad[i] * o.grad_scale "
-        "==> (1 - o.momentum) * grad[i] * o.grad_scale}",
+        "b[i] = fmaf(o.momentum, b[i], {g ==> (1 - o.momentum) * g});",
     ),
     (
         "sgd",
@@ -967,10 +967,15 @@ FAULTS = [
         "ops_combine(s, b, ORTHOGONAL_B, a, {ORTHOGONAL_C ==> -ORTHOGONAL_B}, b,",
     ),
     ("nesterov, sgd", UPDATE, "o.lr * (o.nesterov ? {ahead ==> b[i]} : b[i]);"),
-    ("nesterov, adamw", UPDATE, "used = o.nesterov ? o.beta1 * {*m ==> *v} + (1.0f"),
-    ("muon", MUON_H, "m[i] += (1.0f - o.momentum) * ({g - m[i] ==> g});"),
-    ("muon", MUON_H, "out[i] = {g + o.momentum * (m[i] - g) ==> m[i]};"),
-    ("muon, clip", MUON_H, "const float g = {grad[i] * o.grad_scale ==> grad[i]}; m[i] +="),
+    ("nesterov, adamw", UPDATE, "used = o.nesterov ? fmaf(o.beta1, {*m ==> *v}, (1.0f"),
+    (
+        "muon",
+        MUON_H,
+        "fmaf(1.0f - o.momentum, {fmaf(grad[i], o.grad_scale, -m[i]) "
+        "==> grad[i] * o.grad_scale}, m[i]);",
+    ),
+    ("muon", MUON_H, "out[i] = {fmaf(o.momentum, ahead, grad[i] * o.grad_scale) ==> m[i]};"),
+    ("muon, clip", MUON_H, "fmaf(1.0f - o.momentum, fmaf(grad[i], {o.grad_scale ==> 1.0f}, -m[i])"),
     ("muon, decay", UPDATE, "kept = 1.0f - {o.lr * o.weight_decay ==> o.weight_decay},"),
     (
         "muon, decay of others",
@@ -983,14 +988,18 @@ FAULTS = [
         TRAINER,
         "part = step < o->muon_momentum_warmup ? (double){step ==> (step + 1)} / warm",
     ),
-    ("muon, rates", ZERO, "matrices.lr : rate * {s->rates[RATE_VECTORS] ==> 1};"),
+    ("muon, rates", ZERO, "matrices.lr : rate * {s->plan.rates[RATE_VECTORS] ==> 1};"),
     (
         "delink, muon",
         ZERO,
-        "o.step = s->progress[storage].updates - {s->progress[storage].restarted "
+        "o.step = s->flight.progress[storage].updates - {s->flight.progress[storage].restarted "
         "==> 1}; o.grad_scale",
     ),
-    ("shared, muon", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; o.momentum"),
+    (
+        "shared, muon",
+        ZERO,
+        "o.grad_scale *= {(float)store_mean(&s->plan, storage) ==> 1.0f}; o.momentum",
+    ),
     # whole matrices of several ranks: another home, other places
     (
         "muon, 2 ranks",
@@ -1093,11 +1102,11 @@ FAULTS = [
         "==> (r->plan->config->samples * run_options(r)->seq_len)};",
     ),
     # sharing
-    ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f}; for"),
+    ("all", ZERO, "o.grad_scale *= {(float)store_mean(&s->plan, storage) ==> 1.0f}; for"),
     (
         "shared, clip",
         ZERO,
-        "ops_square_sum(s->stream, s->squares, sum_of_slice, n, NORM_CHUNK, "
+        "ops_square_sum(s->memory.stream, s->memory.squares, sum_of_slice, n, NORM_CHUNK, "
         "{mean * mean ==> mean});",
     ),
     (
@@ -1124,8 +1133,12 @@ FAULTS = [
     ),
     # one step late
     ("delay, rate and clip", TRAINER, "make_update(o, rates, {r->progress.pending_norm ==> 0});"),
-    ("delay", TRAINER, "r->store.pending = {!skipped ==> !skipped && r->progress.step % 2};"),
-    ("delay, adamw", ZERO, "(s, storage, &p, s->progress[storage].updates + {1 ==> 2}, o);"),
+    (
+        "delay",
+        TRAINER,
+        "r->store.flight.pending = {!skipped ==> !skipped && r->progress.step % 2};",
+    ),
+    ("delay, adamw", ZERO, "(s, storage, &p, s->flight.progress[storage].updates + {1 ==> 2}, o);"),
     # the model
     ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
     ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
@@ -1143,8 +1156,8 @@ FAULTS = [
     ("dp: unit, abadi", MAIN, "(float)(1.0 / {p->samples ==> (p->samples + 1)});"),
     # around steps
     ("validation", "text/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
-    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / r->data->val_bytes; }"),
-    ("validation", MAIN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
+    ("validation", BETWEEN, "bits = e.loss / {log(2.0) ==> 1.0} / r->data->val_bytes; }"),
+    ("validation", BETWEEN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
     (
         "texts",
         "run/generate.h",
