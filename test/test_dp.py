@@ -2062,8 +2062,8 @@ class Controls(PrivateCheck):
             "noise added twice",
             "state/update.h",
             NOISE,
-            NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->memory.stream, store_floats(s, "
-            "STATE_GRADIENT, storage, step), begin, n, noise, "
+            NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->memory.stream, "
+            "store_floats(s, STATE_GRADIENT, storage, step), begin, n, noise, "
             "s->plan.noise.scale * s->plan.noise.deviation, 1);",
             "noise",
             "variance",
