@@ -78,7 +78,8 @@ static inline double threads_waited_for_cores(void) {
 // team of OpenMP threads that has worked once stays, asleep, until it is released.
 static void *spin_watch(void *sleepers) {
     double waited_s = threads_waited_for_cores();
-    int calm = 0; // intervals without other programs
+    int calm = 0;                                       // intervals without other programs
+    pthread_setname_np(pthread_self(), "spin watcher"); // its sleepers inherit the name
     for (bool added = false;;) {
         if (!calm && !added) {
             added = true;
@@ -110,10 +111,7 @@ static inline void spin_follow_load(int threads, int cores) {
     }
     sigfillset(&all); // signals are for the thread that trains
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!pthread_create(&watcher, NULL, spin_watch, &sleepers)) {
-        pthread_setname_np(watcher, "spin watcher"); // its sleepers inherit the name
-        pthread_detach(watcher);
-    }
+    if (!pthread_create(&watcher, NULL, spin_watch, &sleepers)) { pthread_detach(watcher); }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
