@@ -44,19 +44,31 @@ static inline void score_hellaswag(Run *r) {
     }
 }
 
+// Counts of messages and copies, which steps alone are to change.
+typedef struct {
+    int64_t sent[COMM_KINDS][LINK_KINDS], moved;
+} TrafficCounts;
+static inline TrafficCounts traffic_counts(const Run *r) {
+    TrafficCounts c = {.moved = r->store.flight.moved[0]};
+    memcpy(c.sent, r->comm->bytes, sizeof c.sent);
+    return c;
+}
+static inline void traffic_restore(Run *r, const TrafficCounts *c) {
+    memcpy(r->comm->bytes, c->sent, sizeof c->sent);
+    r->store.flight.moved[0] = c->moved;
+}
+
 // Finds out whether the last checkpoint of a run is good: no step follows it whose loss would tell.
 // All ranks call it.
 static inline void evaluate_last(Run *r) {
     Health *h = &r->journal.health;
-    int64_t sent[COMM_KINDS][LINK_KINDS], moved = r->store.flight.moved[0];
     int known = h->good == r->progress.step; // on rank 0
     comm_broadcast(r->comm, &known, sizeof known, 0);
     if (known) { return; }
-    memcpy(sent, r->comm->bytes, sizeof sent);
+    const TrafficCounts before = traffic_counts(r);
     const Evaluation e = executor_evaluate(&r->executor, &r->plan->evaluation, &r->data->train,
                                            r->plan->evaluation.samples, r->progress.step);
-    memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.flight.moved[0] = moved;
+    traffic_restore(r, &before);
     h->lost = h->bad = !isfinite(e.loss);
     if (r->comm->rank == 0 && !h->lost) { health_found_good(r, h, r->progress.step); }
 }
@@ -93,18 +105,17 @@ static inline void save_checkpoint(Run *r, const char *command) {
 // not counted as traffic of the steps.
 static inline void between_steps(Run *r, const char *command) {
     const Options *o = run_options(r);
-    int64_t step = r->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = r->store.flight.moved[0];
+    const int64_t step = r->progress.step;
     bool last = step >= r->end, fresh = !o->resume || step > r->first_step;
     bool validates = (fresh || last) && due(o->val_every, step, last);
     bool samples = last || (fresh && step > 0);
     samples = samples && due(o->sample_every, step, last);
     if (validates || samples) { store_wait_all(&r->store); }
-    memcpy(sent, r->comm->bytes, sizeof sent);
+    const TrafficCounts before = traffic_counts(r);
     if (validates && r->data->val.tokens) { validate(r); }
     if (validates && *o->hellaswag) { score_hellaswag(r); }
     if (samples) { print_sample(r); }
-    memcpy(r->comm->bytes, sent, sizeof sent);
-    r->store.flight.moved[0] = moved;
+    traffic_restore(r, &before);
     bool save = due(o->save_every, step, last) || (r->stopping && *o->out);
     if (save && step > r->first_step) { save_checkpoint(r, command); }
 }
