@@ -519,12 +519,14 @@ static void train(Run *r, RunPlans *plans, const char *command) {
 // Returns why the model of a run that is at its end is of no use, or NULL. All ranks call it.
 static const char *diverged(Run *r) {
     const bool trained = r->progress.step > r->first_step;
-    int lost = r->journal.health.lost; // as rank 0 knows
+    const Health *h = &r->journal.health; // as rank 0 knows
+    int lost[] = {h->lost, h->stuck};
     if (comm_agree_max(r->comm, trained && !store_is_finite(&r->store))) {
         return "a weight is NaN or infinite";
     }
-    comm_broadcast(r->comm, &lost, sizeof lost, 0);
-    return lost ? "the last loss is not finite" : NULL;
+    comm_broadcast(r->comm, lost, sizeof lost, 0);
+    if (lost[0]) { return "the last loss is not finite"; }
+    return lost[1] ? "the last updates were skipped, because their gradients are not finite" : NULL;
 }
 // Reports, exports the model, and wipes the key. Ends the program (EXIT_RESOURCES) if a file could
 // not be written, or the run has diverged.

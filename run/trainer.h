@@ -52,6 +52,8 @@ typedef struct {
     int64_t good, saved; // steps: of the newest good checkpoint, and of the newest one; -1: none
     int64_t validated;   // step of the last evaluation with a finite loss; -1: none
     bool lost;           // the newest loss is not finite
+    bool stuck;          // the newest updates, two or more, were skipped, the newest because its
+                         // gradients are not finite
     bool bad;            // so the newest checkpoint is not good
 } Health;
 // What rank 0 reports while the run goes on.
@@ -217,6 +219,7 @@ static inline void health_note(Run *r, const StepReport *step) {
     h->lost = !r->privacy.on && !isfinite(step->loss);
     h->skipped = step->skipped ? h->skipped + 1 : 0;
     h->bad = h->lost && h->skipped > 1; // a single step may have odd samples
+    h->stuck = h->skipped > 1 && !isfinite(step->norm);
     h->reason = step->skipped;
     if (!h->lost && h->saved == step->step - 1 && h->good != h->saved) {
         health_found_good(r, h, h->saved);

@@ -350,9 +350,10 @@ class Labels(TestCase):
             warmup=10,
             val_every=100,
         )
-        first, last = (float(e["label_accuracy"]) for e in job.of("val"))
-        self.assertLess(first, 0.8, "new weights know nothing")
-        self.assertEqual(last, 1)
+        # of so few images new weights may have most right by chance, but never with such a loss
+        first, last = job.of("val")
+        self.assertLess(float(last["loss"]), float(first["loss"]) - 1)
+        self.assertEqual(float(last["label_accuracy"]), 1)
 
 
 if __name__ == "__main__":

@@ -326,6 +326,16 @@ class Diverged(harness.TestCase):
         for step in checkpoints(same["out"]):
             self.assertLessEqual(step, finite[-1])
 
+    def test_gradients(self):
+        """Finite losses to the end, whose gradients are not, and make no update."""
+        for layout in ({}, dict(ranks=2, cyclic="v2", cyclic_stages=2, cyclic_mode="data", grad_clip=0)):
+            same = dict(layout, model="layers=4,heads=2,channels=16,vocab=101", steps=6)
+            job = train(**same, optimizer="sgd", lr=1e4, code=EXIT_RESOURCES)
+            last = job.of("step")[-1]
+            if last["loss"] is not None:  # as on each machine seen, but another may round otherwise
+                self.assertIsNone(last["grad_norm"])
+                self.assertIn("has diverged: the last updates were skipped", job.err)
+
     def test_private(self):
         """Losses decide nothing: weights do."""
         out, export = os.path.join(scratch(), "out"), os.path.join(scratch(), "model.bin")
