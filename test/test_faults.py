@@ -328,7 +328,8 @@ class Diverged(harness.TestCase):
 
     def test_gradients(self):
         """Finite losses to the end, whose gradients are not, and make no update."""
-        for layout in ({}, dict(ranks=2, cyclic="v2", cyclic_stages=2, cyclic_mode="data", grad_clip=0)):
+        cyclic = dict(ranks=2, cyclic="v2", cyclic_stages=2, cyclic_mode="data", grad_clip=0)
+        for layout in ({}, cyclic):
             same = dict(layout, model="layers=4,heads=2,channels=16,vocab=101", steps=6)
             job = train(**same, optimizer="sgd", lr=1e4, code=EXIT_RESOURCES)
             last = job.of("step")[-1]
