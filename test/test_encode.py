@@ -23,6 +23,7 @@ from harness import EXIT_DONE, EXIT_INPUT, InFolder, PYTHON, ROOT, SEED, need, o
 
 ENCODE = os.path.join(ROOT, "build/encode_text")
 SCRIPTS = Path(ROOT, "scripts")
+MANY_TEXTS = (10 if harness.ALL else 1) * harness.TIMEOUT
 END, BEGIN = "<|endoftext|>", "<|begin|>"
 UNMERGED = ["HAMLET", "Word", "they"]  # tokens that no merge makes
 BEGIN_ID = "12345678"  # stands for its id, which depends on the merges
@@ -325,7 +326,7 @@ class Encodes(InFolder):
         """The tokens of each text; of a run that ends by itself what it said, one line and maybe a
         hint."""
         given = b"".join(b"%d\n%b" % (len(text), text) for text in texts)
-        result = output_of(ENCODE, path, vocab, *most, input=given)
+        result = output_of(ENCODE, path, vocab, *most, input=given, timeout=MANY_TEXTS)
         said = result.stderr.decode(errors="replace")
         self.assertEqual(result.returncode, code, said)
         if code:
@@ -345,7 +346,7 @@ class Encodes(InFolder):
         return self.write(name, json.dumps([text.decode("latin-1") for text in texts]))
 
     def oracle(self, code, *arguments):
-        result = output_of(PYTHON, "-c", code, *arguments)
+        result = output_of(PYTHON, "-c", code, *arguments, timeout=MANY_TEXTS)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout
 
@@ -360,8 +361,8 @@ class Encodes(InFolder):
 
 
     def matched(self, pattern, codes):
-        """Which code points (not 1) match a pattern: a merge joins each of the others with U+0001,
-        which is in front of each."""
+        """Which code points match a pattern, which does not match U+0001: that is in front of each,
+        and a merge joins it with those that do not match."""
         character = by_byte()
         merges = [(character[1], character[byte]) for byte in range(2, 256)]
         data = trained(merges, ALPHABET, "whole")
@@ -507,18 +508,19 @@ class TokenizerJson(Encodes):
     @need("tokenizers")
     def test_classes_of_characters(self):
         """Each character, of each category, unless PCRE2 or the package does not know it yet."""
-        names = "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z C"
-        patterns = [rf"\p{{{name}}}" for name in names.split()]
-        patterns += [r"\s", r"\S", r"\d", ".", "(?i:[a-z])"]
+        names = [*"LMNPSZ", "Cf", "Co"]
+        names += "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split()
+        patterns = [rf"\p{{{name}}}" for name in names]
+        patterns += [r"\s", r"\d", "(?i:[a-z])", "[^\1\\s]"]
         draw = random.Random(SEED)
         codes = PLANES[2:] if harness.ALL else [*range(2, 0x300), *draw.sample(PLANES[2:], 20000)]
         patterns = patterns if harness.ALL else draw.sample(patterns, 6)
         none = r"\p{Cn}"
         *expected, other, _ = self.package_matched(codes, *patterns, none)
-        new = self.matched(none, codes) | other
+        new = self.matched(none, codes) | other | {0x1171E}  # its category has changed
         for pattern, theirs in zip(patterns, expected):
             with self.subTest(pattern):
-                self.assertLessEqual(self.matched(pattern, codes) ^ theirs, new)
+                self.assertEqual(sorted((self.matched(pattern, codes) ^ theirs) - new), [])
 
     def pattern(self, draw, depth=2):
         """A pattern that both engines may read; a refused one is one more case."""
@@ -569,7 +571,7 @@ PARTS = [
     *r"(?i:'s|'t|'re) (?i:[a-z]) (?i:S|[k-s]|LL) (?<=a) (?<!\s) (?!\S) (?=\n)".split(),
     *r"(?i:ss) \w \b ^ $ [[:alpha:]] [a&&b] []a] \p{Han} \h \x61 (?m:.) (*F)".split(),
 ]
-TIMES = ["", "", "", "", "?", "*", "+", "??", "*?", "+?", "?+", "*+", "++", "{2}", "{1,3}", "{1,2}+"]
+TIMES = [*[""] * 4, *"? * + ?? *? +? ?+ *+ ++ {2} {1,3} {1,2}+".split()]
 
 SMALL_MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("1", "2"), ("12", "3"), ("Ã", "©")]
 

@@ -1546,7 +1546,8 @@ done
             ("WARN=-w", everything - self.CUDA),
             (
                 "PCRE2=0",
-                everything - self.CUDA - shared - alone | {"train_gpt_cuda", "build/train_gpt_cudnn"},
+                everything - self.CUDA - shared - alone
+                | {"train_gpt_cuda", "build/train_gpt_cudnn"},
             ),
         ):
             with self.subTest(variables):

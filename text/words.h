@@ -90,7 +90,7 @@ static inline int64_t words_interval(const char *at, WordsPattern *w) {
 // (?i:...), up to its end. To Oniguruma one character may be two letters in another case: ss, st,
 // ff, fi, fl.
 static inline int64_t words_caseless(const char *at, WordsPattern *w) {
-    const size_t n = 4 + strspn(at + 4, WORDS_LETTERS "'|[]");
+    const size_t n = 4 + strspn(at + 4, WORDS_LETTERS "'|-[]");
     bool in_class = false;
     for (size_t i = 4; i < n; i++) {
         const bool two = strchr("sSfF", at[i]) && at[i + 1] != '|' && at[i + 1] != ')';
