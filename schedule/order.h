@@ -189,6 +189,24 @@ static inline void order_free(Order *o) {
     memset(o, 0, sizeof *o);
 }
 
+// Prints which actions of a rank's list are deferred, and what must precede each action: its number
+// in the list, after the number of windows before.
+static inline void order_print(FILE *to, const Order *o, const Schedule *list, int rank) {
+    fprintf(to, "rank %d: order of deferred operations\n", rank);
+    for (int i = 0; i < o->actions; i++) {
+        for (int part = 0; part < 2; part++) {
+            const Predecessors *all = &o->part[part][i];
+            const bool deferred = part && action_may_be_deferred(&list->actions[i]);
+            if (!all->count && !deferred) { continue; }
+            fprintf(to, "  %5d %s", i, part ? "is deferred, after" : "waits for");
+            for (int k = 0; k < all->count; k++) {
+                fprintf(to, " %d:%d", all->before[k].back, all->before[k].at);
+            }
+            fprintf(to, "\n");
+        }
+    }
+}
+
 // What is not done yet, of the newest windows. The place of an action is free again when it is done:
 // the same action of a later window needs it.
 typedef struct {
