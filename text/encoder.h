@@ -101,13 +101,14 @@ static inline void encode_word(Encoder *e, const char *at, const char *end) {
     for (int32_t i = 0; i >= 0; i = e->bpe.part[i].after) { encode_token(e, e->bpe.part[i].token); }
 }
 
-// Cuts a text that is not empty, from cut number `cut` on, and encodes its words.
-static inline void encode_words(Encoder *e, const char *at, const char *end, int cut) {
-    if (cut == e->cuts) {
+// Cuts a text that is not empty, by `cut` and those after it, and encodes its words.
+static inline void encode_words(Encoder *e, const char *at, const char *end, const WordCut *cut) {
+    const WordCut *last = e->cut + e->cuts - 1;
+    if (cut > last) {
         encode_word(e, at, end);
         return;
     }
-    if (e->space_in_front && cut == e->cuts - 1 && *at != ' ') {
+    if (e->space_in_front && cut == last && *at != ' ') {
         e->spaced.length = 0;
         text_add_bytes(&e->spaced, " ", 1);
         text_add_bytes(&e->spaced, at, end - at);
@@ -116,8 +117,8 @@ static inline void encode_words(Encoder *e, const char *at, const char *end, int
     }
     for (int64_t done = 0, begin, stop; done < end - at; done = stop) {
         begin = done;
-        words_find(&e->cut[cut], at, end - at, &begin, &stop);
-        if (begin > done && !e->cut[cut].only) { encode_words(e, at + done, at + begin, cut + 1); }
+        words_find(cut, at, end - at, &begin, &stop);
+        if (begin > done && !cut->only) { encode_words(e, at + done, at + begin, cut + 1); }
         if (stop > begin) { encode_words(e, at + begin, at + stop, cut + 1); }
     }
 }
@@ -179,7 +180,7 @@ static inline void encode_added(Encoder *e, const char *at, const char *end, Add
 static inline void encode_between(Encoder *e, const char *at, const char *end, AddedSet set) {
     if (at >= end) { return; }
     if (set == ADDED_NORMALIZED) {
-        encode_words(e, at, end, 0);
+        encode_words(e, at, end, e->cut);
         return;
     }
     if (e->nfc) {

@@ -33,13 +33,16 @@ typedef struct {
 
 #ifdef USE_PCRE2
 
-// Returns PCRE2's form of a pattern; NULL if it has none, or if it matches an empty text.
+// Returns PCRE2's form of a pattern; NULL if it has none, or if it matches an empty text. Neither
+// its machine code (JIT) nor its own possessive quantifiers: in version 10.42 either is wrong for
+// some patterns, as [abc]+(?:de)?+\P{L}+ and (?>\p{L}++|[a-z]{1,3}?)s, and neither is much faster.
 static inline pcre2_code *words_compile(const char *pattern, size_t bytes) {
     int error;
     size_t at;
     uint32_t empty = 1;
     pcre2_code *code =
-        pcre2_compile((PCRE2_SPTR)pattern, bytes, PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+        pcre2_compile((PCRE2_SPTR)pattern, bytes, PCRE2_UTF | PCRE2_UCP | PCRE2_NO_AUTO_POSSESS,
+                      &error, &at, NULL);
     if (code) { pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty); }
     if (!empty) { return code; }
     pcre2_code_free(code);
@@ -80,11 +83,12 @@ static inline int64_t words_escape(const char *at, WordsPattern *w) {
     }
     return c && (strchr("drnt", c) || ispunct((unsigned char)c)) ? words_copy(at, 2, w) : 0;
 }
-// {n}, {n,} and {n,m}. A + or ? behind it has two meanings.
+// {n}, {n,} and {n,m}. A + behind it has two meanings, and so has a ? behind {n}.
 static inline int64_t words_interval(const char *at, WordsPattern *w) {
     size_t n = 1 + strspn(at + 1, WORDS_DIGITS);
-    if (n > 1 && at[n] == ',') { n += 1 + strspn(at + n + 1, WORDS_DIGITS); }
-    const bool good = n > 1 && at[n] == '}' && at[n + 1] != '+' && at[n + 1] != '?';
+    const bool comma = n > 1 && at[n] == ',';
+    if (comma) { n += 1 + strspn(at + n + 1, WORDS_DIGITS); }
+    const bool good = n > 1 && at[n] == '}' && at[n + 1] != '+' && (comma || at[n + 1] != '?');
     return good ? words_copy(at, n + 1, w) : 0;
 }
 // (?i:...), up to its end. To Oniguruma one character may be two letters in another case: ss, st,
@@ -155,7 +159,6 @@ static inline bool words_open(WordCut *w, const char *pattern) {
     pcre2_code *code = n ? words_compile(p.out.text, p.out.length) : NULL;
     free(p.out.text);
     if (!code) { return false; }
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where this fails PCRE2 interprets the pattern
     w->code = code;
     w->match = pcre2_match_data_create(1, NULL);
     if (!w->match) { die(EXIT_RESOURCES, NULL, "cannot allocate the pattern of words"); }
@@ -166,21 +169,15 @@ static inline void words_close(WordCut *w) {
     pcre2_match_data_free((pcre2_match_data *)w->match);
 }
 
-static inline int words_match(const WordCut *w, const char *text, int64_t bytes, int64_t begin,
-                              uint32_t options) {
-    return pcre2_match((pcre2_code *)w->code, (PCRE2_SPTR)text, (size_t)bytes, (size_t)begin,
-                       PCRE2_NO_UTF_CHECK | options, (pcre2_match_data *)w->match, NULL);
-}
 // Finds the first match at or after text[*begin], of a text in UTF-8, and sets where it begins and
 // ends: both at `bytes` if there is none.
 static inline void words_find(const WordCut *w, const char *text, int64_t bytes, int64_t *begin,
                               int64_t *end) {
     *end = bytes;
     if (!w->code) { return; }
-    int found = words_match(w, text, bytes, *begin, 0);
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT) { // the interpreter takes its memory from the heap
-        found = words_match(w, text, bytes, *begin, PCRE2_NO_JIT);
-    }
+    const int found =
+        pcre2_match((pcre2_code *)w->code, (PCRE2_SPTR)text, (size_t)bytes, (size_t)*begin,
+                    PCRE2_NO_UTF_CHECK, (pcre2_match_data *)w->match, NULL);
     if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
         unsigned char message[200];
         pcre2_get_error_message(found, message, sizeof message);
