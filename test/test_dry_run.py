@@ -290,6 +290,17 @@ class Time(unittest.TestCase):
                 (seconds - hidden) / messages, 1 - overlap, delta=0.2, msg=overlap
             )
 
+    def test_overlap_of_pipelines(self):
+        """What a message between two ranks keeps of computing is half at each end: of one
+        micro-batch, whose two messages take 100 ms each, the sender's half delays each; the other
+        end has nothing to do but wait."""
+        words = ["--model", "arch=nano,layers=2,heads=2,channels=64,vocab=512", "--seq-len", 64]
+        words += ["--pipeline", "2:1,2:1", "--micro-batch", 1, "--batch-tokens", 64]
+        free = "1x2,intra=1e6,tflops=1e6,memory=1e6,latency=1e5"
+        for overlap, expected in ((1, 200), (0.5, 250), (0, 300)):
+            found = predict(*words, "--dtype", "fp32", cluster=f"{free},overlap={overlap}")
+            self.assertAlmostEqual(found["predicted"]["step_ms"], expected, delta=0.1)
+
 
 class Rest(unittest.TestCase):
     def test_whatever_runs(self):
