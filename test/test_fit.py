@@ -421,6 +421,8 @@ class Sizes(harness.TestCase):
             (["--batch-tokens", 2**18], (2048, 2**18)),
             (["--batch-tokens", 4096], (256, 4096)),  # 2 samples of 2048 for 8 ranks
             (["--seq-len", 512, "--batch-tokens", 4096], (512, 4096)),
+            (["--micro-batch", 2, "--batch-tokens", 2**14], (2048, 2**14)),
+            (["--micro-batch", 3, "--batch-tokens", 2**14], (256, 2**14)),  # 8 samples of 2048
             (["--pipeline", 2, "--micro-batches", 4], (2048, 0)),
         ):
             self.assertEqual(self.flags(*self.CLUSTER, *model, *words), expected, words)
