@@ -251,6 +251,16 @@ class Time(unittest.TestCase):
                 (seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name
             )
 
+    def test_bound_by_the_host(self):
+        """It reads the gradient, and reads and writes the master and two moments: 28 bytes an
+        element, in pieces, or late and as a whole."""
+        words = [*self.MODEL[:-2], "--dtype", "bf16", "--offload", "optimizer"]
+        cluster = "1x1,tflops=1e6,memory=1e6,link=1e6,host=1"
+        for how in (["--offload-update", "host"], ["--offload-delay", 1]):
+            found = predict(*words, *how, cluster=cluster)
+            taken = found["parameters"] * 28 / 1e9
+            self.assertAlmostEqual(found["predicted"]["step_ms"] / 1000 / taken, 1, delta=0.001)
+
     def test_unequal_ranks(self):
         """The slowest rank decides, in all that it computes: 2 samples take 3 parts of 2 (forward
         and backward), and recomputation is a fourth."""
