@@ -85,7 +85,8 @@ typedef struct {
     int64_t limit; // of TAKE and FREE: the places of a pool; 0: not a pool
     // see above; any: the amount does not matter; absent: or nothing is there
     // once: WRITE of a content that is not there yet
-    bool part, any, absent, carry, once;
+    // at_once: done when the list reaches the action, though the rest of it may be deferred
+    bool part, any, absent, carry, once, at_once;
 } Touch;
 
 // What a program needs so that its touches can be listed. touch_plan_free() frees it.

@@ -204,10 +204,13 @@ static inline void touch_end_piece(TouchPlan *p, int rank, const Action *x) {
                             touch_name(RES_GRADIENT_SLOT, r->storage[s].stage, x->micro)));
     }
     touch_gradient(p, TOUCH_FREE, making, touch_name(RES_GRADIENT, s, x->micro),
-                   p->whole[touch_span(p, rank, s, x->micro)]);
+                   p->whole[touch_span(p, rank, s, x->micro)])
+        ->at_once = true;
     uint64_t amount = p->whole[touch_span(p, rank, s, x->micro)] + TOUCH_REDUCED;
     if (r->joins_pieces) {
-        touch_gradient(p, TOUCH_ADD, at, pieces, amount)->order = x->micro;
+        Touch *add = touch_gradient(p, TOUCH_ADD, at, pieces, amount);
+        add->order = x->micro;
+        add->at_once = true;
         if (!ends) { return; }
         amount = touch_sum(p, x->step, in, s) - touch_sum(p, x->step, in - 1, s);
         touch_gradient(p, TOUCH_FREE, at, pieces, amount);
