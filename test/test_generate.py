@@ -96,8 +96,8 @@ class Model:
         return modern.logits_of(self.config, self.parameters, inputs)[0][0, -1]
 
     def greedy(self, prompt, count, found):
-        """When T tokens are full, the newer half of them goes on. Ends before end-of-text. Where two
-        tokens are equally likely but for rounding, that of `found` goes on."""
+        """When T tokens are full, the newer half of them goes on. Ends before end-of-text. Where
+        two tokens are equally likely but for rounding, that of `found` goes on."""
         tokens, made = list(prompt), []
         while len(made) < count:
             logits = self.logits(tokens)
