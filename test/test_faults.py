@@ -323,7 +323,7 @@ class Diverged(harness.TestCase):
         """A run that is over before it has skipped enough, and what it would have exported."""
         export = os.path.join(scratch(), "model.bin")
         same, job = self.run_until({}, steps=30, export=export)
-        self.assertRegex(job.err, "has diverged: the last (loss is not finite|updates were skipped)")
+        self.assertRegex(job.err, "has diverged: the last (loss is not|updates were skipped)")
         self.assertFalse(os.path.exists(export))
         finite = [e["step"] for e in job.of("step") if e["loss"] is not None]
         self.assertIn(max(s for s in range(finite[-1]) if s % 2 == 0), checkpoints(same["out"]))
