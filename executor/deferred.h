@@ -1,17 +1,17 @@
 // deferred.h: a queue of store operations that wait for messages, while the rank computes on.
 //
-// Rules      An operation is ready when all that must precede it (schedule/order.h) is done: what was
-//            deferred has run, and its messages are complete. One that sends is not ready while an
-//            earlier message to the same rank is under way. An operation that is ready waits for
-//            nothing. The rank runs what is ready between actions and whenever it waits. Before each
-//            action of its list it waits for what must precede that action.
+// Rules      An operation is ready when all that must precede it (schedule/order.h) is done: what
+//            was deferred has run, and its messages are complete. One that sends is not ready while
+//            an earlier message to the same rank is under way. An operation that is ready waits for
+//            nothing. The rank runs what is ready between actions and whenever it waits. Before
+//            each action of its list it waits for what must precede that action.
 // No circle  Each of these waits is for something of this rank that stands EARLIER in its list: an
 //            operation, or a message of which one end is an operation here. Consider the order in
-//            which the validator plays the lists, with both ends of a message as one event: all that
-//            an event waits for precedes it there, at both ends. So if ranks wait, the first event
-//            in that order that has not happened can happen. This supposes that a message can always
-//            be posted (overlap_open), and that both ends of a channel are posted in the same order:
-//            a channel belongs to the parameters, or the sums, of one storage.
+//            which the validator plays the lists, with both ends of a message as one event: all
+//            that an event waits for precedes it there, at both ends. So if ranks wait, the first
+//            event in that order that has not happened can happen. This supposes that a message can
+//            always be posted (overlap_open), and that both ends of a channel are posted in the
+//            same order: a channel belongs to the parameters, or the sums, of one storage.
 // Interface  deferred_open lets operations wait. Before it and after deferred_close, each operation
 //            runs at once. deferred_push adds one, deferred_run_ready runs what is ready,
 //            deferred_wait_before waits until an action of the list may run, deferred_finish until

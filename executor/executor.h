@@ -29,8 +29,11 @@
 // -------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
 
-#ifndef EXECUTOR_HOOK // tests inject faults here, before an action
+#ifndef EXECUTOR_HOOK // tests inject faults here, before an action, and look at what it has done
 #define EXECUTOR_HOOK(action, step)
+#endif
+#ifndef EXECUTOR_DONE
+#define EXECUTOR_DONE(executor)
 #endif
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
@@ -183,6 +186,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         const bool deferred = overlap_defers(e, a, place, of_step);
         deferred_run_ready(&e->queue);
         if (!deferred) { executor_run_action(e, schedule, a, pass, optimizer, of_step, norm); }
+        EXECUTOR_DONE(e);
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }

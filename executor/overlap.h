@@ -179,9 +179,9 @@ static inline void overlap_post_stats(Executor *e, const Action *a) {
 
 // Prepares an executor for steps that overlap: called after executor_allocate. Store operations are
 // deferred (executor/deferred.h) if messages have channels and another message can always be
-// posted, so that posting never waits. window: with the longest schedule of this rank. clip: largest
-// norm of a gradient, of the whole one and of a storage's. executor_free frees what is allocated
-// here.
+// posted, so that posting never waits. window: with the longest schedule of this rank. clip:
+// largest norm of a gradient, of the whole one and of a storage's. executor_free frees what is
+// allocated here.
 static inline void overlap_open(Executor *e, const Program *window, const CyclicPlan *cyclic,
                                 double whole_clip, double storage_clip) {
     const Schedule *mine = &window->rank[e->comm->rank];

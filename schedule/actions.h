@@ -1,6 +1,6 @@
 // actions.h: the kinds of actions that a schedule is made of, in one table. A new kind is a row
-// here, and a case where its work is done: in the executor, in touches.h (what it needs and leaves),
-// and in plan/costs.h (what it costs). Everything else asks the table.
+// here, and a case where its work is done: in the executor, in touches.h (what it needs and
+// leaves), and in plan/costs.h (what it costs). Everything else asks the table.
 //
 // Fields of an action:
 //   micro            micro-batch of this step, from 0

@@ -127,7 +127,8 @@ static inline void order_visit(OrderBuilder *b, int rank, const Action *a, ListP
     }
 }
 // Returns the places in the lists of windows of a rank's unrolled actions (cyclic_unroll, with the
-// same steps and pause). Windows count on to a pause, and begin anew after it. The caller frees them.
+// same steps and pause). Windows count on to a pause, and begin anew after it. The caller frees
+// them.
 static inline ListPlace *order_places(const Schedule *window, int count, int steps, int pause) {
     ListPlace *places = new_array(ListPlace, max_i64(count, 1), "the order of actions");
     int n = 0;
@@ -207,8 +208,8 @@ static inline void order_print(FILE *to, const Order *o, const Schedule *list, i
     }
 }
 
-// What is not done yet, of the newest windows. The place of an action is free again when it is done:
-// the same action of a later window needs it.
+// What is not done yet, of the newest windows. The place of an action is free again when it is
+// done: the same action of a later window needs it.
 typedef struct {
     const Order *order;
     int64_t *

@@ -34,6 +34,7 @@
     ROW(PARAMETERS,      false, "parameters")                   /* storage, place of version */    \
     ROW(GATHERED,        true,  "a slot of parameters")         /* slot */                         \
     ROW(NEWEST,          false, "the newest version")           /* storage: slice of the rank */   \
+    ROW(MOMENTS,         false, "moments")                      /* storage: of the rank's slice */ \
     ROW(COPIES,          false, "secondary copies")             /* storage: hpZ */                 \
     ROW(BORROWED,        false, "borrowed parameters")          /* slot, storage */                \
     ROW(BORROWED_FOR,    false, "the use of a slot")            /* slot */                         \

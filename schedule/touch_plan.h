@@ -1,5 +1,5 @@
-// touch_plan.h: what a program needs so that the touches of its actions can be listed (touches.h): which
-// units and storages each rank computes with, and of what its gradients are the sum.
+// touch_plan.h: what a program needs so that the touches of its actions can be listed (touches.h):
+// which units and storages each rank computes with, and of what its gradients are the sum.
 #ifndef TOUCH_PLAN_H
 #define TOUCH_PLAN_H
 

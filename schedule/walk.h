@@ -140,8 +140,8 @@ static inline void walk_count_members(Walk *w) {
     }
     for (int s = 0; s < p->map.storages; s++) { w->storage[s].first = -1; }
 }
-// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index of
-// the action that this rank has reached. collectives_wait: a rank that starts a collective waits
+// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index
+// of the action that this rank has reached. collectives_wait: a rank that starts a collective waits
 // there for all members. Transports may make it wait: they hold a limited number of collectives
 // (staged messages: two), and the next one waits until the oldest is complete.
 static inline int walk_program(const Program *p, int *at, bool collectives_wait,
