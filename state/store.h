@@ -18,8 +18,11 @@
 #include "state/policy.h"
 #include "state/table.h"
 
-enum { ERROR_STEPS = 1024 }; // updates after which fed back errors are reset
-// weight of the newest error in their moving average (arXiv 2407.04480)
+#ifndef ERROR_STEPS // tests make it small
+#define ERROR_STEPS 1024
+#endif
+// Fed back errors are reset after so many updates. They are a moving average, of which this is the
+// weight of the newest (arXiv 2407.04480).
 static const float ERROR_WEIGHT = 0.8f;
 
 // Buffer for states that are copied between host and device, or read and written outside the
