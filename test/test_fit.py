@@ -252,7 +252,7 @@ class Fit(harness.TestCase):
         self.assertEqual(found, {"1x4": False, "2x2": True, **uneven})
 
     def test_micro_batches_of_pipelines(self):
-        """They divide the samples of a step: each size that does is tried, and no other."""
+        """Each size that divides the samples of a step is tried, and no other unless it is given."""
         words = ["--fit", "--dry-run", "--model", "layers=2,heads=4,channels=64,vocab=1000"]
         words += ["--seq-len", 64, "--pipeline", "2:1,2:1", "--pipeline-schedule", "gpipe"]
         words += ["--zero", 0, "--zero-quantized-gradients", 0, "--offload", "none"]
@@ -261,6 +261,11 @@ class Fit(harness.TestCase):
             ways = ask(*words, "--batch-tokens", 64 * samples)["best"]
             found = [re.search(r"--micro-batch (\d+)", way["flags"])[1] for way in ways]
             self.assertEqual(sorted(map(int, found)), sizes)
+        # one that is given is, too
+        for size in (4, 9):
+            ways = ask(*words, "--batch-tokens", 64 * 6, "--micro-batch", size)["best"]
+            found = [int(re.search(r"--micro-batch (\d+)", way["flags"])[1]) for way in ways]
+            self.assertEqual(found, [min(size, 6)])
 
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
