@@ -384,10 +384,11 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     ops_follow(link, e->stream);
     if (a->kind == ACT_FETCH_STASH) {
         ops_from_host(link, device, host, bytes);
+        e->store->flight.copied.to_device += (int64_t)bytes;
     } else {
         ops_to_host_later(link, host, device, bytes);
+        e->store->flight.copied.to_host += (int64_t)bytes;
     }
-    e->store->flight.moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;

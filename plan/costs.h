@@ -146,7 +146,8 @@ static inline ActionCost store_cost(const Costs *c, const StatePlan *store, cons
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const bool second = a->use >= store->rows[a->storage].pieces;
-    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, second) /
+    const HostTraffic all = offload_element_bytes(store, a->storage, second);
+    const double bytes = (double)(a->kind == ACT_FETCH ? all.to_device : all.to_host) /
                          (double)store->rows[a->storage].pieces;
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }

@@ -82,7 +82,7 @@ static inline void store_move_stored(Store *s, int storage, int piece, bool writ
     const int64_t bytes = store_stored_bytes(s->plan.policy.offload, storage, n);
     disk_start(store_disk_buffer(s, storage, piece),
                store_place_on_disk(&s->plan, STATE_MASTER, storage, piece, n), bytes, writes);
-    s->flight.stored[writes] += bytes;
+    *(writes ? &s->flight.disk_written : &s->flight.disk_read) += bytes;
 }
 static inline void store_read_piece(Store *s, int storage, int piece) {
     store_move_stored(s, storage, piece, false);
@@ -105,10 +105,11 @@ static inline void store_move(Store *s, Stream *link, void *host, void *device, 
                               bool in) {
     if (in) {
         ops_from_host(link, device, host, bytes);
+        s->flight.copied.to_device += bytes;
     } else {
         ops_to_host_later(link, host, device, (size_t)bytes);
+        s->flight.copied.to_host += bytes;
     }
-    s->flight.moved[!in] += bytes;
 }
 // Delayed updates: returns the parameters of a piece as the masters are now. They are rounded into
 // the buffer unless they are masters themselves.

@@ -146,13 +146,17 @@ typedef struct {
     ExactSum *sums;                  // [ranks] squares of each rank
 } StateMemory;
 
+// Bytes copied between host and device.
+typedef struct {
+    int64_t to_device, to_host;
+} HostTraffic;
 // What is in flight: how far each storage is, the messages and copies that have begun, and counts.
 typedef struct {
     StorageProgress *progress; // [storages]
     SumBuffer adding[MOVING_PIECES];
     int pieces_added;           // pieces of gradients added so far to sums on the host
-    int64_t moved[2];           // bytes copied from the host; to the host
-    int64_t stored[2];          // bytes that steps read from the disk; wrote to it
+    HostTraffic copied;
+    int64_t disk_read, disk_written; // bytes, by training steps
     bool knows_previous;        // p2p: the version before the newest was loaded, too
     PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
     bool in_deferred;           // a deferred operation is running (p2p.h)
