@@ -1,6 +1,6 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888; docs/offload.md): which
 // states are stored on the host or on disk, chosen for each storage and kind (policy.h: Offload).
-// state/host.h moves and updates them.
+// state/update.h moves and updates them.
 //
 // Order       States whose offloading costs least go first, in bytes moved for each byte freed:
 //             optimizer states move once a step, gradients in each micro-batch, parameters for each

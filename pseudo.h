@@ -31,12 +31,12 @@
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "options.h"
+#include "state/gather.h"
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
 #include "state/table.h"
-#include "state/update.h"
 
 // Returns what --share says for a model of so many layers. Ends the program (2) if the text is
 // malformed, or does not fit the model.

@@ -13,11 +13,11 @@
 #include "model/architecture.h"
 #include "model/config.h"
 #include "model/gpt.h"
+#include "state/gather.h"
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
-#include "state/update.h"
 
 // -------------------------------------------------------------------------------------------------
 // Writing a file: to PATH.tmp, which must be new or the remains of a crash, then fsync, then

@@ -20,6 +20,7 @@
 #include "state/gather.h"
 #include "state/p2p.h"
 #include "state/policy.h"
+#include "state/sums.h"
 
 // -------------------------------------------------------------------------------------------------
 // Compute actions

@@ -19,11 +19,11 @@
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
 #include "state/gather.h"
-#include "state/host.h"
 #include "state/p2p.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
+#include "state/sums.h"
 #include "state/update.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -145,6 +145,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
     case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
     case ACT_NORM:
         executor_wait_messages(e);
+        store_finish_sums(e->store);
         *norm = store_norm(e->store, of_step);
         executor_take_losses(e, schedule, pass);
         break;

@@ -78,9 +78,9 @@ typedef struct {
 typedef struct {
     // memory: bytes on the device; host: resident bytes of the process besides these
     size_t memory[MEMORY_KINDS], host;
-    size_t offloaded; // part of host: offloaded states and activations
+    size_t offloaded;   // part of host: offloaded states and activations
     HostTraffic copied; // in a step
-    int64_t stored;   // bytes on disk; a step reads and writes all of them
+    int64_t stored;     // bytes on disk; a step reads and writes all of them
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;

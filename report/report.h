@@ -176,7 +176,8 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
               "%.3f MiB of the host are for states of %d of %d storages, updated by the %s; a "
               "step moves %.3f MiB to the device, %.3f MiB to the host",
               mebibytes(p->offloaded), some, plan->model.storages,
-              o->cpu_update ? "host" : "device", mebibytes(p->copied.to_device), mebibytes(p->copied.to_host));
+              o->cpu_update ? "host" : "device", mebibytes(p->copied.to_device),
+              mebibytes(p->copied.to_host));
     if (offload_sums_often(&plan->store)) {
         print_row("offload", "gradients leave the device, so ranks sum them in each micro-batch, "
                              "as with --zero 2");
@@ -210,7 +211,8 @@ static inline void print_later(const Plan *plan, bool table) {
         print_row("offload",
                   "then %.3f MiB of the host are for states; a step moves %.3f MiB to the device, "
                   "%.3f MiB to the host",
-                  mebibytes(p->offloaded), mebibytes(p->copied.to_device), mebibytes(p->copied.to_host));
+                  mebibytes(p->offloaded), mebibytes(p->copied.to_device),
+                  mebibytes(p->copied.to_host));
     }
     if (p->stored) {
         print_row("offload", "then %.3f MiB are on disk; a step reads and writes all of it",

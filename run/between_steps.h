@@ -17,6 +17,7 @@
 #include "run/prompt.h"
 #include "run/trainer.h"
 #include "state/gather.h"
+#include "state/planned.h"
 #include "text/choices_file.h"
 
 static inline void validate(Run *r) {

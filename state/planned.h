@@ -154,15 +154,15 @@ typedef struct {
 typedef struct {
     StorageProgress *progress; // [storages]
     SumBuffer adding[MOVING_PIECES];
-    int pieces_added;           // pieces of gradients added so far to sums on the host
+    int pieces_added; // pieces of gradients added so far to sums on the host
     HostTraffic copied;
     int64_t disk_read, disk_written; // bytes, by training steps
-    bool knows_previous;        // p2p: the version before the newest was loaded, too
-    PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
-    bool in_deferred;           // a deferred operation is running (p2p.h)
-    bool *head_begun;           // p2p: [heads] a gradient of wte has begun in this buffer
-    CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
-    int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
+    bool knows_previous;             // p2p: the version before the newest was loaded, too
+    PendingRequests *requests;       // p2p: [storages][REQUEST_KINDS]
+    bool in_deferred;                // a deferred operation is running (p2p.h)
+    bool *head_begun;                // p2p: [heads] a gradient of wte has begun in this buffer
+    CommRequest *head_coming;        // p2p: [heads] receives the head's part of it
+    int occupant[SHARED_SLOTS];      // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges; // exchanges started so far
     bool pending;      // delayed updates: the host has the gradient of the previous step
@@ -459,7 +459,7 @@ static inline void store_plan_states(StatePlan *s) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Pieces of offloaded states (host.h)
+// Pieces of offloaded states (update.h)
 
 // What an OffloadBuffer has of each element of a piece, in this order, and whether it is copied to
 // the device (in) and to the host (out). If the device updates, these are the states on the host:

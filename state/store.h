@@ -1,6 +1,6 @@
 // store.h: the store in memory. It allocates what was planned (planned.h), finds a state in it
-// (store_at), and reads and writes states wherever they are. The functions that move states are in
-// gather.h, p2p.h (messages from rank to rank) and host.h, those that update them in update.h.
+// (store_at), and reads and writes states wherever they are. sums.h, update.h, and gather.h and
+// p2p.h, follow a gradient through a step: to its sum, to new parameters, to their next uses.
 #ifndef STORE_H
 #define STORE_H
 
@@ -350,6 +350,17 @@ static inline void store_reset_blocks(const Store *s) {
     }
 }
 
+// Starts a copy between host and device memory. in: to the device.
+static inline void store_move(Store *s, Stream *link, void *host, void *device, int64_t bytes,
+                              bool in) {
+    if (in) {
+        ops_from_host(link, device, host, bytes);
+        s->flight.copied.to_device += bytes;
+    } else {
+        ops_to_host_later(link, host, device, (size_t)bytes);
+        s->flight.copied.to_host += bytes;
+    }
+}
 // Returns how the parameters of a storage are rounded after its newest update, from an element on.
 // Rounding the same masters again, after a resume or on another number of ranks, gives the same
 // bits.
