@@ -44,14 +44,13 @@ static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind k
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
-    return store_holds(s, storage) && s->layout.owners.storage[storage].turns &&
-           !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->rows[storage].rule.turns && !zero_param_apart(&s->policy);
 }
 // Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
 static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
-    const Owners *h = &s->layout.owners;
-    return o->gradients && store_holds(s, storage) && !h->storage[storage].tied &&
-           (h->storage[storage].turns || owner_count(h, storage) > 1);
+    const StorageRow *row = &s->rows[storage];
+    return o->gradients && store_holds(s, storage) && !row->rule.tied &&
+           (row->rule.turns || row->owners->all.n > 1);
 }
 // What this rank may offload.
 typedef struct {

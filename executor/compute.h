@@ -366,7 +366,7 @@ static inline void executor_await(Executor *e, const Action *a) {
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
-    if (e->store->plan.policy.p2p) {
+    if (e->store->plan.steps_overlap) {
         deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }

@@ -29,6 +29,7 @@
 #include "state/p2p.h"
 #include "state/planned.h"
 #include "state/policy.h"
+#include "state/store.h"
 #include "state/sums.h"
 #include "state/update.h"
 

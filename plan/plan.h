@@ -196,7 +196,7 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
             traffic[COMM_SEND][group_link(ranks, ranks->me, a->peer)] +=
                 executor_message_bytes(&p->shape, &p->model, a);
         }
-        if (store->policy.p2p) { continue; } // no collectives
+        if (store->steps_overlap) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes,
                             traffic[m[k].kind]);

@@ -37,6 +37,7 @@
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
+#include "state/store.h"
 
 // -------------------------------------------------------------------------------------------------
 // Memory, traffic and offloaded states
@@ -157,10 +158,9 @@ static inline void show_schedule(const Plan *p) {
 // Returns whether ranks sum gradients more often than at their stage of ZeRO, because these leave
 // the device.
 static inline bool offload_sums_often(const StatePlan *s) {
-    const Owners *owners = &s->layout.owners;
     bool found = false;
     for (int i = 0; i < s->model->storages; i++) {
-        found |= owner_count(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
+        found |= s->rows[i].owners->all.n > 1 && s->rows[i].rule.reduces_often;
     }
     return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
 }
@@ -390,7 +390,7 @@ static inline MatricesForecast forecast_matrices(const Plan *p) {
     MatricesForecast f = {0, 0, 0};
     double seconds = 0;
     for (int i = 0; s->matrices.count && i < p->model.storages; i++) {
-        const int me = store_process_group(s, i)->all.me;
+        const int me = s->rows[i].owners->all.me;
         for (int k = 0; k < s->matrices.count; k++) {
             f.all += s->matrices.of[i].home[k] >= 0;
             f.mine += me >= 0 && s->matrices.of[i].home[k] == me;

@@ -42,7 +42,7 @@ static inline bool store_gathers_records(const StatePlan *s, bool secondary) {
 static inline ZeroMessage store_gather_message(const StatePlan *s, int storage, bool secondary) {
     bool coded = store_gathers_records(s, secondary);
     const SliceKind slices = secondary ? SLICES_SECONDARY : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
-    const ProcessGroup *process_group = store_process_group(s, storage);
+    const ProcessGroup *process_group = s->rows[storage].owners;
     ZeroMessage m = {COMM_ALL_GATHER, secondary ? &process_group->partition : &process_group->all,
                      layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
@@ -50,14 +50,14 @@ static inline ZeroMessage store_gather_message(const StatePlan *s, int storage, 
 // Returns the exchange of a storage's directions: home, or (back) to their slices.
 static inline ZeroMessage store_matrix_message(const StatePlan *s, int storage, bool back) {
     const MatrixExchange *e = &s->matrices.of[storage];
-    const ZeroMessage m = {COMM_ALL_TO_ALL, &store_process_group(s, storage)->all,
-                           back ? e->from : e->to, sizeof(float)};
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &s->rows[storage].owners->all, back ? e->from : e->to,
+                           sizeof(float)};
     return m;
 }
 // Lists the collectives of a reduction and returns how many there are. Those of a bucket are
 // counted with its last storage.
 static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMessage m[2]) {
-    const ProcessGroup *process_group = store_process_group(s, storage);
+    const ProcessGroup *process_group = s->rows[storage].owners;
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
                          dtype_size(s->wire)};
     m[0] = plain;
@@ -78,11 +78,11 @@ static inline double quantization_traffic(const StatePlan *s, int storage, bool 
     double elements = gpt_storage_elements(s->model, storage), size = dtype_size(s->dtype);
     const int64_t *records =
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
-    double coded = records[store_process_group(s, storage)->all.n];
+    double coded = records[s->rows[storage].owners->all.n];
     // written, summed inside the node, written again, summed; the second part is small
     if (reduces) { return s->rows[storage].bucket < 0 ? 0 : elements * 4 + 3 * coded; }
     double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
-                      ? elements * 2 * size / store_process_group(s, storage)->partition.n
+                      ? elements * 2 * size / s->rows[storage].owners->partition.n
                       : 0;
     return kept + (store_gathers_records(s, secondary) ? coded + elements * size : 0);
 }
@@ -149,8 +149,7 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     }
     if (store_place(&s->plan, STATE_SECONDARY, storage) != PLACE_DEVICE) { return; }
     const int64_t *bounds = layout_slices(&s->plan.layout, SLICES_SECONDARY, storage),
-                  me = store_process_group(&s->plan, storage)->partition.me,
-                  size = dtype_size(s->plan.dtype);
+                  me = s->plan.rows[storage].owners->partition.me, size = dtype_size(s->plan.dtype);
     ops_copy(s->memory.stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
              (size_t)(slice_length(bounds, (int)me) * size));
     s->flight.progress[storage].secondary_valid = true;
@@ -238,11 +237,11 @@ static inline void store_masters_changed(Store *s) {
             }
         }
         store_slice_changed(s, i);
-        if (!s->plan.policy.p2p && !s->plan.rows[i].rule.gathers) {
+        if (!s->plan.rows[i].p2p.places && !s->plan.rows[i].rule.gathers) {
             store_prefetch(s, i, s->flight.progress[i].updates, false, s->memory.comm->step);
         }
     }
-    if (s->plan.policy.p2p) { store_send_all(s); }
+    store_send_all(s);
 }
 static inline void store_initialise(Store *s, uint64_t seed) {
     for (int i = 0; i < s->plan.model->storages; i++) {

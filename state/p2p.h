@@ -23,11 +23,11 @@
 #include "state/store.h"
 
 static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
-    return &s->flight.requests[storage * REQUEST_KINDS + kind];
+    return &s->flight.progress[storage].requests[kind];
 }
 static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
                                                       RequestKind kind) {
-    return store_requests(s, storage, kind) + version % s->plan.policy.p2p->storage[storage].places;
+    return store_requests(s, storage, kind) + version % s->plan.rows[storage].p2p.places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
     // a deferred operation must not wait: deferred_requests() has named every message that it needs
@@ -56,10 +56,8 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->plan.policy.p2p->storage[storage].places &&
-           version <= s->flight.progress[storage].version &&
-           version + s->plan.policy.p2p->storage[storage].places >
-               s->flight.progress[storage].version);
+    assert(s->plan.rows[storage].p2p.places && version <= s->flight.progress[storage].version &&
+           version + s->plan.rows[storage].p2p.places > s->flight.progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
@@ -97,7 +95,7 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
-    const int owner = s->plan.policy.p2p->storage[storage].owner;
+    const int owner = s->plan.rows[storage].p2p.owner;
     const int64_t version = s->flight.progress[storage].version;
     if (owner != s->memory.comm->rank) {
         store_pass_borrowed(s, false, storage, version, slot, owner, step);
@@ -112,22 +110,19 @@ static inline void store_broadcast(Store *s, int storage, int slot, int64_t step
 // written from outside. The previous version becomes a copy where it is not known. All ranks call
 // it.
 static inline void store_send_all(Store *s) {
-    const P2p *r = s->plan.policy.p2p;
+    const int me = s->memory.comm->rank;
     for (int i = 0; i < s->plan.model->storages; i++) {
+        const P2pStorage *p = &s->plan.rows[i].p2p;
         const size_t bytes = store_full_bytes(&s->plan, STATE_PARAMETERS, i);
-        for (int to = 0; to < s->memory.comm->ranks; to++) {
-            const bool owner = r->storage[i].owner == s->memory.comm->rank;
-            if (to == r->storage[i].owner || (!owner && to != s->memory.comm->rank) ||
-                !r->storage[i].taken[to]) {
-                continue;
-            }
+        for (int to = 0; p->taken && to < s->memory.comm->ranks; to++) {
+            const bool sends = p->owner == me;
+            if (to == p->owner || (!sends && to != me) || !p->taken[to]) { continue; }
             const CommLabel label = {"parameters", i, s->memory.comm->step};
-            CommRequest request =
-                comm_message_begin(s->memory.comm, label, owner, owner ? to : r->storage[i].owner,
-                                   0, store_newest(s, i), bytes);
+            CommRequest request = comm_message_begin(
+                s->memory.comm, label, sends, sends ? to : p->owner, 0, store_newest(s, i), bytes);
             comm_wait(s->memory.comm, &request);
         }
-        if (!r->storage[i].places) { continue; }
+        if (!p->places) { continue; }
         char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
         if (other != store_newest(s, i) && !s->flight.knows_previous) {
             ops_copy(s->memory.stream, other, store_newest(s, i), bytes);

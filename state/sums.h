@@ -52,7 +52,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     const int slot = s->plan.rows[storage].rule.grad_slot,
               before = slot < 0 ? storage : s->flight.occupant[slot];
-    bool *first = &s->flight.progress[storage].first_write;
+    bool *first = &s->flight.progress[storage].empty;
     if (*first && before >= 0) {
         // the device waits until the old content of the slot has been copied out
         for (int i = 0; store_on_host(&s->plan, STATE_GRADIENT, before) && i < MOVING_PIECES; i++) {
@@ -175,11 +175,11 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     const bool on_host = store_on_host(&s->plan, STATE_GRADIENT, storage),
                add = p->summed && !on_host;
     bool accumulate;
-    if (p->first_write) {
+    if (p->empty) {
         ops_zero(s->memory.stream, store_gradient(s, storage, &accumulate),
                  store_full_bytes(&s->plan, STATE_GRADIENT, storage));
     }
-    p->first_write = true;
+    p->empty = true;
     p->summed |= !on_host;
     if (s->plan.rows[storage].bucket >= 0) {
         store_reduce_coded(s, storage, add, step);
@@ -193,7 +193,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     const CommLabel label = {"gradient", storage, step};
     // with the first two, the slice of the sum stays in the slot
     p->reducing = comm_reduce_scatter_begin(
-        s->memory.comm, label, &store_process_group(&s->plan, storage)->all, grad,
+        s->memory.comm, label, &s->plan.rows[storage].owners->all, grad,
         add || on_host ? grad + begin : slice, store_slices(&s->plan, storage), s->plan.wire);
 }
 
@@ -252,7 +252,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     ops_follow(s->memory.stream, link);
     const int slot = s->plan.rows[storage].rule.grad_slot;
     if (slot >= 0) { s->flight.occupant[slot] = storage; }
-    s->flight.progress[storage].first_write = false;
+    s->flight.progress[storage].empty = false;
 }
 // -------------------------------------------------------------------------------------------------
 // The end of all sums
@@ -308,7 +308,7 @@ static inline void wait_gradient_buffer_free(Store *s, int storage) {
     const P2p *r = s->plan.policy.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
     for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
-        if (r->storage[i].grad_slot == r->storage[storage].grad_slot) {
+        if (s->plan.rows[i].p2p.grad_slot == s->plan.rows[storage].p2p.grad_slot) {
             requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
         }
     }

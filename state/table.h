@@ -46,6 +46,10 @@ typedef struct {
 // A storage: what is decided about it, its states, and how they move.
 typedef struct {
     StorageRule rule;
+    const ProcessGroup *owners;
+    P2pStorage p2p;   // its messages between two ranks; all zero: it has none
+    bool borrowed;    // p2p: this rank has the parameters only during a use, in a slot
+    bool cpu_updates; // the CPU updates this rank's slice from a gradient on the host
     State states[STATE_KINDS];
     int bucket; // index of its bucket; -1: this rank exchanges no quantized gradients of it
     // pieces in which offloaded states move for their update; 0: nothing of it is offloaded
@@ -173,33 +177,6 @@ static inline void buffer_plan_versions(StateBuffer *b, StorageRow *rows, StateK
         }
         b->held += used;
     }
-}
-// Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
-// of a stage that have no version yet are stored one after another, and stages use the same slots.
-// wte has the same offset in the first and in the last stage. The slots are the versions of these
-// storages, as far apart as the longest stage is long.
-static inline void buffer_add_stages(StateBuffer *b, StorageRow *rows, StateKind kind,
-                                     const GptModel *m, const P2p *r, int slots) {
-    int64_t most = 0;
-    for (int stage = 0; stage < r->stages; stage++) {
-        int64_t at = 0;
-        for (int i = 0; i < m->storages; i++) {
-            State *x = &rows[i].states[kind];
-            if (x->versions || (r->storage[i].stage != stage && (i || stage != r->stages - 1))) {
-                continue;
-            }
-            x->slice = x->whole = (int64_t)b->held + at;
-            at += gpt_storage_elements(m, i) * (int64_t)b->size;
-        }
-        most = max_i64(most, at);
-    }
-    for (int i = 0; i < m->storages; i++) {
-        State *x = &rows[i].states[kind];
-        if (x->versions) { continue; }
-        x->versions = slots;
-        x->stride = most;
-    }
-    b->slot_bytes += slots * most;
 }
 
 static inline BufferMemory buffer_allocate(const StateBuffer *b, MemoryKind kind,

@@ -108,7 +108,7 @@ static inline char *store_round_delayed(Store *s, const Piece *p) {
 // Copies a piece to the device (in) or to the host: what PiecePart says. Copies out follow the
 // device's work so far; later device work sees what the CPU has made.
 static inline void store_move_piece(Store *s, const Piece *p, int64_t step, bool in) {
-    const bool cpu = s->plan.policy.offload->cpu_update, delays = store_delays(&s->plan);
+    const bool cpu = s->plan.rows[p->storage].cpu_updates, delays = store_delays(&s->plan);
     PiecePart parts[PIECE_PARTS];
     const int count =
         store_piece_parts(&s->plan, s->plan.policy.offload, p->storage, p->second, parts);
@@ -133,7 +133,7 @@ static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
         s->flight.progress[storage].updates += s->flight.pending;
     }
     store_move_piece(s, &p, step, true);
-    if (s->plan.policy.offload->cpu_update && piece + 1 == s->plan.rows[storage].pieces) {
+    if (s->plan.rows[storage].cpu_updates && piece + 1 == s->plan.rows[storage].pieces) {
         store_slice_changed(s, storage);
     }
 }
@@ -245,7 +245,7 @@ static inline void store_begin_update(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
     // a gradient is clipped, reduced, given its noise and then used, in this order
     assert(store_holds(&s->plan, storage) && p->noised == s->plan.noise.on);
-    if (s->plan.policy.p2p) { store_begin_version(s, storage, step + 1); }
+    if (s->plan.rows[storage].p2p.places) { store_begin_version(s, storage, step + 1); }
     p->noised = false;
     if (++p->updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
@@ -260,24 +260,22 @@ typedef struct {
 // pieces, whose states have arrived in its buffer.
 static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step, int piece) {
     const Piece x = store_piece(s, storage, piece);
-    UpdatePlaces p = {.count = x.count};
+    UpdatePlaces p = {.count = x.count, .cpu_update = s->plan.rows[storage].cpu_updates};
     store_own(&s->plan, storage, &p.first);
     p.first += x.begin;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
         p.at[kind] = store_piece_at(s, kind, &x, step);
     }
     if (s->plan.rows[storage].pieces) {
-        const Offload *o = s->plan.policy.offload;
         PiecePart parts[PIECE_PARTS];
         char *at = x.buffer->at;
-        p.cpu_update = o->cpu_update;
         if (p.cpu_update) {
             ops_wait(&x.buffer->link);
             if (x.disk) { disk_wait(x.disk); }
         } else {
             ops_follow(s->memory.stream, &x.buffer->link);
         }
-        const int n = store_piece_parts(&s->plan, o, storage, x.second, parts);
+        const int n = store_piece_parts(&s->plan, s->plan.policy.offload, storage, x.second, parts);
         for (int k = 0; k < n; k++) {
             p.at[parts[k].kind] = at;
             at += p.count * parts[k].size;
@@ -362,7 +360,7 @@ static inline UpdatePart store_update_part(const Store *s, int storage, const Up
     const Matrices *x = &s->plan.matrices;
     const MatrixExchange *e = &x->of[storage];
     const int64_t *bounds = store_slices(&s->plan, storage);
-    const int me = store_process_group(&s->plan, storage)->all.me;
+    const int me = s->plan.rows[storage].owners->all.me;
     int64_t first;
     const int64_t own = part_of_slice(&x->part[k], bounds, me, &first),
                   begin = max_i64(first, p->first);
@@ -376,7 +374,7 @@ static inline UpdatePart store_update_part(const Store *s, int storage, const Up
 }
 // Starts to send this rank's parts of directions home, or (back) the results to their slices.
 static inline void store_exchange_matrices(Store *s, int storage, int64_t step, bool back) {
-    const Group *all = &store_process_group(&s->plan, storage)->all;
+    const Group *all = &s->plan.rows[storage].owners->all;
     const MatrixExchange *e = &s->plan.matrices.of[storage];
     const CommLabel label = {back ? "orthogonal matrices" : "directions", storage, step};
     float *slice = matrices_directions(s->memory.matrices, e),
@@ -417,7 +415,7 @@ static inline void store_copy_matrix(Store *s, int storage, int k, float *whole,
     const Matrices *x = &s->plan.matrices;
     const MatrixExchange *e = &x->of[storage];
     const int64_t *bounds = store_slices(&s->plan, storage);
-    for (int r = 0; r < store_process_group(&s->plan, storage)->all.n; r++) {
+    for (int r = 0; r < s->plan.rows[storage].owners->all.n; r++) {
         int64_t begin, n = part_of_slice(&x->part[k], bounds, r, &begin);
         float *there = matrices_gathered(s->memory.matrices, x, e) +
                        matrices_arrival(x, e, bounds, r, k),
@@ -433,7 +431,7 @@ static inline void store_copy_matrix(Store *s, int storage, int k, float *whole,
 static inline void store_orthogonalise(Store *s, int storage, int64_t step, OptimizerStep o) {
     const Matrices *x = &s->plan.matrices;
     const MatrixExchange *e = &x->of[storage];
-    const Group *all = &store_process_group(&s->plan, storage)->all;
+    const Group *all = &s->plan.rows[storage].owners->all;
     comm_wait(s->memory.comm, &s->flight.progress[storage].exchanging);
     for (int k = 0; k < x->count; k++) {
         const StoragePart *p = &x->part[k];
@@ -477,7 +475,7 @@ static inline void store_follow_directions(Store *s, int storage, const UpdatePl
 // gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     const bool matrices = store_has_matrices(&s->plan, storage);
-    if (matrices && s->plan.policy.p2p) { // one owner, and no other actions for the first parts
+    if (matrices && !store_in_parts(&s->plan, storage)) { // no other actions for the first parts
         store_direct(s, storage, step, o, 0);
         store_orthogonalise(s, storage, step, o);
     }
@@ -519,7 +517,7 @@ static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
 static inline void store_write_piece(Store *s, int storage, int piece) {
     const Piece p = store_piece(s, storage, piece);
     // first the states that the device has updated must arrive on the host
-    if (!s->plan.policy.offload->cpu_update) { ops_wait(&p.buffer->link); }
+    if (!s->plan.rows[storage].cpu_updates) { ops_wait(&p.buffer->link); }
     store_move_stored(s, &p, true);
 }
 
