@@ -118,7 +118,7 @@ static inline double matrices_seconds(const Costs *c, const StatePlan *store, in
     double seconds = 0;
     for (int k = 0; k < x->count; k++) {
         const StoragePart *p = &x->part[k];
-        if (!p->is_matrix || x->of[storage].home[k] != me) { continue; }
+        if (!p->is_matrix || store->rows[storage].exchange.home[k] != me) { continue; }
         // as products of the model with as many rows
         const double longer = (double)max_i64(p->rows, p->cols);
         seconds += c->iterations * orthogonalise_flops(p->rows, p->cols) *

@@ -392,8 +392,8 @@ static inline MatricesForecast forecast_matrices(const Plan *p) {
     for (int i = 0; s->matrices.count && i < p->model.storages; i++) {
         const int me = s->rows[i].owners->all.me;
         for (int k = 0; k < s->matrices.count; k++) {
-            f.all += s->matrices.of[i].home[k] >= 0;
-            f.mine += me >= 0 && s->matrices.of[i].home[k] == me;
+            f.all += s->rows[i].exchange.home[k] >= 0;
+            f.mine += me >= 0 && s->rows[i].exchange.home[k] == me;
         }
         if (me >= 0) { seconds += matrices_seconds(&costs, s, i); }
     }

@@ -49,7 +49,7 @@ static inline ZeroMessage store_gather_message(const StatePlan *s, int storage, 
 }
 // Returns the exchange of a storage's directions: home, or (back) to their slices.
 static inline ZeroMessage store_matrix_message(const StatePlan *s, int storage, bool back) {
-    const MatrixExchange *e = &s->matrices.of[storage];
+    const MatrixExchange *e = &s->rows[storage].exchange;
     const ZeroMessage m = {COMM_ALL_TO_ALL, &s->rows[storage].owners->all, back ? e->from : e->to,
                            sizeof(float)};
     return m;

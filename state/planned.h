@@ -598,7 +598,7 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
-    s.matrices = matrices_plan(&s.layout, &s.policy, ranks->n, dtype);
+    if (policy.matrices) { s.matrices = matrices_plan(&s.layout, s.rows, ranks->n, dtype); }
     return s;
 }
 
@@ -608,8 +608,10 @@ static inline void store_plan_free(StatePlan *s) {
             free_all(s->buckets[i].hop[h].to, s->buckets[i].hop[h].from);
         }
     }
+    for (int i = 0; i < s->model->storages; i++) {
+        free_all(s->rows[i].exchange.to, s->rows[i].exchange.from);
+    }
     free_all(s->buckets, s->rows);
-    matrices_free(&s->matrices, s->model->storages);
     layout_free(&s->layout);
     process_group_free(&s->world);
     memset(s, 0, sizeof *s);

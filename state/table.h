@@ -43,6 +43,15 @@ typedef struct {
     int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
 } State;
 
+// The exchange of a storage's directions.
+typedef struct {
+    int home[MOST_PARTS]; // member of the owners; -1: no matrix
+    // [owners + 1] bounds in elements of what each home gets of this rank's slice; of what this
+    // home gets from each slice. NULL: this rank is no owner
+    int64_t *to, *from;
+    int64_t directions, gathered; // where they begin in Matrices.directions, and .gathered
+} MatrixExchange;
+
 // A storage: what is decided about it, its states, and how they move.
 typedef struct {
     StorageRule rule;
@@ -51,6 +60,7 @@ typedef struct {
     bool borrowed;    // p2p: this rank has the parameters only during a use, in a slot
     bool cpu_updates; // the CPU updates this rank's slice from a gradient on the host
     State states[STATE_KINDS];
+    MatrixExchange exchange; // of an optimizer that needs whole matrices
     int bucket; // index of its bucket; -1: this rank exchanges no quantized gradients of it
     // pieces in which offloaded states move for their update; 0: nothing of it is offloaded
     int pieces;

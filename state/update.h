@@ -358,7 +358,7 @@ typedef struct {
 static inline UpdatePart store_update_part(const Store *s, int storage, const UpdatePlaces *p,
                                            int k) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const int64_t *bounds = store_slices(&s->plan, storage);
     const int me = s->plan.rows[storage].owners->all.me;
     int64_t first;
@@ -375,7 +375,7 @@ static inline UpdatePart store_update_part(const Store *s, int storage, const Up
 // Starts to send this rank's parts of directions home, or (back) the results to their slices.
 static inline void store_exchange_matrices(Store *s, int storage, int64_t step, bool back) {
     const Group *all = &s->plan.rows[storage].owners->all;
-    const MatrixExchange *e = &s->plan.matrices.of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const CommLabel label = {back ? "orthogonal matrices" : "directions", storage, step};
     float *slice = matrices_directions(s->memory.matrices, e),
           *gathered = matrices_gathered(s->memory.matrices, &s->plan.matrices, e);
@@ -413,7 +413,7 @@ static inline void store_direct(Store *s, int storage, int64_t step, OptimizerSt
 // Copies the parts of a matrix from where they arrived to one array, or (back) from there.
 static inline void store_copy_matrix(Store *s, int storage, int k, float *whole, bool back) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const int64_t *bounds = store_slices(&s->plan, storage);
     for (int r = 0; r < s->plan.rows[storage].owners->all.n; r++) {
         int64_t begin, n = part_of_slice(&x->part[k], bounds, r, &begin);
@@ -430,7 +430,7 @@ static inline void store_copy_matrix(Store *s, int storage, int k, float *whole,
 // it, after store_direct.
 static inline void store_orthogonalise(Store *s, int storage, int64_t step, OptimizerStep o) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const Group *all = &s->plan.rows[storage].owners->all;
     comm_wait(s->memory.comm, &s->flight.progress[storage].exchanging);
     for (int k = 0; k < x->count; k++) {

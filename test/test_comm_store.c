@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint.h"
 #include "pipeline.h"
 #include "schedule/validator.h"
+#include "state/sums.h"
 #include "policies.h" // OFFLOAD
 
 enum {
