@@ -164,17 +164,18 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 // number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     StorageProgress *p = &s->flight.progress[storage];
-    const bool p2p = s->plan.policy.p2p;
-    assert(p2p || (version == p->updates && (!s->plan.rows[storage].rule.gathers || p->arriving)));
+    const StorageRow *row = &s->plan.rows[storage];
+    const bool by_messages = row->p2p.places > 0;
+    assert(by_messages || (version == p->updates && (!row->rule.gathers || p->arriving)));
     comm_wait(s->memory.comm, &p->gathering);
     if (store_on_host(&s->plan, STATE_PARAMETERS, storage)) {
         ops_follow(s->memory.stream, store_param_link(s, storage));
     }
-    if (p2p) { store_await_version(s, storage, version); }
+    if (by_messages) { store_await_version(s, storage, version); }
     if (p->arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     p->arriving = GATHER_NONE;
-    return (const Real *)(p2p ? store_at(s, STATE_PARAMETERS, storage, version)
-                              : store_full(s, STATE_PARAMETERS, storage));
+    return (const Real *)(by_messages ? store_at(s, STATE_PARAMETERS, storage, version)
+                                      : store_full(s, STATE_PARAMETERS, storage));
 }
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.

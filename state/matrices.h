@@ -35,11 +35,11 @@ static inline int block_matrices(const GptModel *m) {
     }
     return matrices;
 }
-// Returns the last storage of a storage's wave; -1: it has no matrices, or its owner updates it
-// alone whenever its gradient is complete (p2p).
+// Returns the last storage of a storage's wave, in which its owners update it together; -1: it has
+// no matrices.
 static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
     int most = 1;
-    if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
+    if (!z->matrices || !gpt_storage_is_block(m, storage)) { return -1; }
     for (int i = m->first_block; i < m->first_after; i++) {
         most = max_i64(most, owner_count(h, i));
     }

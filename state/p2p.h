@@ -68,6 +68,7 @@ static inline void store_open_version(Store *s, int storage, int64_t version) {
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
     s->flight.progress[storage].version = version;
 }
+// Sends a version to a rank that keeps it, too, or receives it.
 static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
                                          int peer, int64_t step) {
     if (send) {

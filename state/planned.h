@@ -52,6 +52,7 @@ typedef struct {
     int first, last;
     RecordExchange hop[HOPS];
 } Bucket;
+
 // What is planned: which states a rank has, where each will be, and how they travel. It is made
 // once (store_plan); a run may change only its last four fields.
 typedef struct {
@@ -88,6 +89,7 @@ typedef struct {
 typedef struct {
     int64_t to_device, to_host;
 } HostTraffic;
+
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
     State *states = s->rows[storage].states;
@@ -327,11 +329,33 @@ static inline void store_fill_versions(StatePlan *s) {
         x[STATE_RECEIVED].slot = p->grad_slot;
     }
 }
+// Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
+// time one after another, otherwise in the same place. Storages with 0 versions have none.
+static inline void store_plan_versions(StatePlan *s, StateKind kind, bool one_at_a_time) {
+    const int storages = s->model->storages;
+    StateBuffer *b = &s->device[kind];
+    int slots = 0;
+    for (int i = 0; i < storages; i++) {
+        slots = (int)max_i64(slots, s->rows[i].states[kind].slot + 1);
+    }
+    for (int k = 0; k < slots; k++) {
+        int64_t used = 0;
+        for (int i = 0; i < storages; i++) {
+            State *x = &s->rows[i].states[kind];
+            if (!x->versions || x->slot != k) { continue; }
+            x->stride = gpt_storage_elements(s->model, i) * (int64_t)b->size;
+            x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
+            const int64_t bytes = x->versions * x->stride;
+            used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
+        }
+        b->held += used;
+    }
+}
 // Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
 // of a stage that have no version yet are stored one after another, and stages use the same slots.
 // wte has the same offset in the first and in the last stage. The slots are the versions of these
 // storages, as far apart as the longest stage is long.
-static inline void buffer_add_stages(StatePlan *s, StateKind kind, int slots) {
+static inline void store_plan_stages(StatePlan *s, StateKind kind, int slots) {
     const int stages = s->policy.p2p->stages, storages = s->model->storages;
     StateBuffer *b = &s->device[kind];
     int64_t most = 0;
@@ -361,25 +385,24 @@ static inline void store_plan_p2p(StatePlan *s) {
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
     store_fill_versions(s);
-    buffer_plan_versions(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, false);
-    buffer_plan_versions(&b[STATE_GRADIENT], s->rows, STATE_GRADIENT, m, false);
+    store_plan_versions(s, STATE_PARAMETERS, false);
+    store_plan_versions(s, STATE_GRADIENT, false);
     if (r->borrows) {
         // slots of borrowed parameters, and of gradients that are sent to their owners
-        buffer_add_stages(s, STATE_PARAMETERS, BORROWED_SLOTS);
-        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
-        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, false);
-        buffer_add_stages(s, STATE_MADE, r->grad_slots);
+        store_plan_stages(s, STATE_PARAMETERS, BORROWED_SLOTS);
+        store_plan_versions(s, STATE_RECEIVED, false);
+        store_plan_versions(s, STATE_MADE, false);
+        store_plan_stages(s, STATE_MADE, r->grad_slots);
         for (int i = 1; i < m->storages; i++) {
             State *x = &s->rows[i].states[STATE_MADE];
             x->slice += s->rows[i].p2p.grad_slot * x->stride;
             x->versions = 1;
         }
     } else {
-        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, r->stays);
-        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
+        store_plan_versions(s, STATE_MADE, r->stays);
+        store_plan_versions(s, STATE_RECEIVED, false);
         // a piece's gradient of one storage is added up before that of the next storage begins
-        buffer_plan_versions(&b[STATE_PIECES], s->rows, STATE_PIECES, m,
-                             !r->stays && !share_alternates(m->share));
+        store_plan_versions(s, STATE_PIECES, !r->stays && !share_alternates(m->share));
     }
     for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
         b[kind].slot_bytes += b[kind].held;

@@ -191,7 +191,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
           *slice = store_floats(s, STATE_GRADIENT, storage, 0);
     p->adds_to_shard = add;
     const CommLabel label = {"gradient", storage, step};
-    // with the first two, the slice of the sum stays in the slot
+    // if `add` is set or the sum is on the host, it stays in the slot
     p->reducing = comm_reduce_scatter_begin(
         s->memory.comm, label, &s->plan.rows[storage].owners->all, grad,
         add || on_host ? grad + begin : slice, store_slices(&s->plan, storage), s->plan.wire);
@@ -254,6 +254,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     if (slot >= 0) { s->flight.occupant[slot] = storage; }
     s->flight.progress[storage].empty = false;
 }
+
 // -------------------------------------------------------------------------------------------------
 // The end of all sums
 
@@ -278,29 +279,29 @@ static inline void store_finish_sums(Store *s) {
 // By messages
 
 // True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
-static inline bool *store_begun(Store *s, int storage, int64_t micro) {
+static inline bool *store_gradient_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->flight.progress[storage].summed
                    : &s->flight.head_begun[micro % s->plan.policy.p2p->heads];
 }
 // Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
 // sum.
-static inline float *store_whole_of_step(const Store *s, int storage, int64_t micro) {
+static inline float *store_step_gradient(const Store *s, int storage, int64_t micro) {
     const Pieces *pieces = &s->plan.policy.p2p->pieces;
     return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
 }
 // Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
-static inline float *store_making(const Store *s, int storage, int64_t micro) {
+static inline float *store_gradient_buffer(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->plan.policy.p2p;
     return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_whole_of_step(s, storage, micro);
+                             : store_step_gradient(s, storage, micro);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
-static inline float *store_whole(const Store *s, int storage, int64_t micro) {
+static inline float *store_micro_gradient(const Store *s, int storage, int64_t micro) {
     const P2p *r = s->plan.policy.p2p;
-    return !r->stays         ? store_whole_of_step(s, storage, micro)
+    return !r->stays         ? store_step_gradient(s, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_making(s, storage, micro);
+                             : store_gradient_buffer(s, storage, micro);
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
@@ -313,15 +314,17 @@ static inline void wait_gradient_buffer_free(Store *s, int storage) {
         }
     }
 }
+// Returns the buffer for contributions to the gradient of a micro-batch, or of one of its pieces.
+// *accumulate: it holds contributions already, and more must be added.
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
-    bool *begun = store_begun(s, storage, micro);
+    bool *begun = store_gradient_begun(s, storage, micro);
     if (!*begun) { wait_gradient_buffer_free(s, storage); }
     if (!storage) {
         comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
     }
     *accumulate = *begun;
     *begun = true;
-    return store_making(s, storage, micro);
+    return store_gradient_buffer(s, storage, micro);
 }
 // Adds a gradient to the sum of those before it, or copies the first one.
 static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
@@ -338,16 +341,17 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const P2p *r = s->plan.policy.p2p;
     const int64_t elements = gpt_storage_elements(s->plan.model, storage);
-    bool accumulate, *begun = store_begun(s, storage, micro);
+    bool accumulate, *begun = store_gradient_begun(s, storage, micro);
     // the piece has no samples
     if (!*begun) {
         ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate),
                  (size_t)elements * sizeof(float));
     }
     *begun = false;
-    // for a piece without samples this has not happened yet
+    // the head's part may be on its way still: a piece without samples has not waited for it
     if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
-    float *sum = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
+    float *sum = store_gradient_buffer(s, storage, micro),
+          *made = store_micro_gradient(s, storage, micro);
     if (made != sum) {
         store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
     }
@@ -357,9 +361,9 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const P2p *r = s->plan.policy.p2p;
     const int in_step = piece_micro(&r->pieces, piece);
-    float *made = store_whole(s, storage, micro);
+    float *made = store_micro_gradient(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
-    // another rank's: sent to its owner as it is
+    // the gradient of another rank's storage is sent to its owner as it is
     if (!store_holds(&s->plan, storage)) { return; }
     if (r->stays) {
         store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
@@ -377,7 +381,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
     float *part = store_floats(s, STATE_RECEIVED, storage, 0);
     requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
     if (r->stays && r->joins_pieces) {
-        float *whole = store_whole(s, storage, 0);
+        float *whole = store_micro_gradient(s, storage, 0);
         store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
@@ -390,8 +394,8 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
                                    int64_t step) {
     const size_t bytes = store_full_bytes(&s->plan, STATE_GRADIENT, storage);
-    bool accumulate, *begun = store_begun(s, storage, micro);
-    float *made = store_making(s, storage, micro);
+    bool accumulate, *begun = store_gradient_begun(s, storage, micro);
+    float *made = store_gradient_buffer(s, storage, micro);
     if (!send) {
         const CommLabel label = {"gradient", storage, step};
         assert(!storage && !*begun);
@@ -409,11 +413,13 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
                   step, peer, 0, made);
 }
+// Sends the gradient of a micro-batch to the owner of the storage, or receives it there.
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     PendingRequests *requests =
         store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
     requests_post(s, requests, send, STATE_GRADIENT, storage, step, peer, sum_channel(storage),
-                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0));
+                  send ? store_micro_gradient(s, storage, 0)
+                       : store_floats(s, STATE_RECEIVED, storage, 0));
 }
 
 #endif

@@ -37,7 +37,7 @@ typedef struct {
     // the slice is stored outside the slot in which whole arrays are gathered or summed
     bool apart;
     // version v is stored at `slice` + (v modulo versions) * stride
-    int versions, slot; // slot: p2p, where states take turns (buffer_plan_versions)
+    int versions, slot; // slot: p2p, where states take turns (store_plan_versions)
     int64_t stride;
     int64_t slice; // offset of this rank's slice in the buffer of its place
     int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
@@ -162,31 +162,6 @@ static inline void buffer_plan(StateBuffer *b, StorageRow *rows, StateKind kind,
     }
     b->slot_bytes = at - b->held;
     if (b->travels) { buffer_plan_slots(b, rows, kind, l, at); }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Whole arrays in point-to-point mode
-
-// Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
-// time one after another, otherwise in the same place. Storages with 0 versions have none.
-static inline void buffer_plan_versions(StateBuffer *b, StorageRow *rows, StateKind kind,
-                                        const GptModel *m, bool one_at_a_time) {
-    int slots = 0;
-    for (int i = 0; i < m->storages; i++) {
-        slots = (int)max_i64(slots, rows[i].states[kind].slot + 1);
-    }
-    for (int k = 0; k < slots; k++) {
-        int64_t used = 0;
-        for (int i = 0; i < m->storages; i++) {
-            State *x = &rows[i].states[kind];
-            if (!x->versions || x->slot != k) { continue; }
-            x->stride = gpt_storage_elements(m, i) * (int64_t)b->size;
-            x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
-            const int64_t bytes = x->versions * x->stride;
-            used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
-        }
-        b->held += used;
-    }
 }
 
 static inline BufferMemory buffer_allocate(const StateBuffer *b, MemoryKind kind,

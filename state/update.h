@@ -50,7 +50,7 @@ typedef struct {
     bool second;          // it moves for the second part of its update (store_in_parts)
     int64_t begin, count; // elements of the slice. The last pieces of a short slice may be empty
     OffloadBuffer *buffer;
-    DiskBuffer *disk; // NULL: nothing of the storage is on disk
+    DiskBuffer *disk; // NULL: nothing of it is on disk
 } Piece;
 static inline Piece store_piece(Store *s, int storage, int number) {
     const StorageRow *row = &s->plan.rows[storage];
@@ -62,7 +62,7 @@ static inline Piece store_piece(Store *s, int storage, int number) {
     p.begin = min_i64(own, within * most);
     p.count = min_i64(most, own - p.begin);
     p.buffer = &s->memory.offload_buffer[(row->first_piece[second] + within) % MOVING_PIECES];
-    if (row->rule.on_disk) {
+    if (row->rule.on_disk && p.count) {
         p.disk = &s->memory.disk->buffer[(row->first_stored + number) % DISK_PIECES];
     }
     return p;
@@ -71,7 +71,7 @@ static inline Piece store_piece(Store *s, int storage, int number) {
 // host, or in the buffer that it was read into from the disk; NULL: nowhere. step: of a gradient.
 static inline char *store_piece_at(Store *s, StateKind kind, const Piece *p, int64_t step) {
     const State *x = store_record(&s->plan, kind, p->storage);
-    if (x->place == PLACE_NONE) { return NULL; }
+    if (x->place == PLACE_NONE || !p->count) { return NULL; }
     if (x->place == PLACE_DISK) {
         return p->disk->at + store_place_on_disk(&s->plan, kind, p->storage, p->number, p->count) -
                store_place_on_disk(&s->plan, STATE_MASTER, p->storage, p->number, p->count);
