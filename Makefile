@@ -73,7 +73,8 @@ CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
 # Longest to compile first, so that none is left alone at the end.
 TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
-    build/train_gpt_faulty build/train_gpt_alone build/train_gpt_sanitized build/train_gpt_cpp \
+    build/train_gpt_faulty build/train_gpt_touches build/train_gpt_alone build/train_gpt_sanitized \
+    build/train_gpt_cpp \
     build/test_ops_checked build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic \
     build/bench_kernels_emu build/bench_attention_emu build/test_comm_nccl build/test_emu \
     build/test_emu_checks build/jumping_clock.so build/encode_text build/test_mpi_alone \
@@ -212,7 +213,7 @@ QUICK = checkpoint comm comm_store dataloader gpt mpi mpi_alone offload options 
 $(QUICK:%=build/test_%): private FAST = -O1 -march=native
 # These compute the program's bits, in half of the time that it takes to compile. Without the second
 # flag -O1 does not fuse multiplications with additions, as -O3 does.
-SAME_BITS = build/test_cyclic build/train_gpt_alone build/train_gpt_faulty
+SAME_BITS = build/test_cyclic build/train_gpt_alone build/train_gpt_faulty build/train_gpt_touches
 $(SAME_BITS): private FAST = -O1 -fexpensive-optimizations -march=native -fno-math-errno \
                              -fno-trapping-math
 build/test_comm: test/test_comm.c build/flags-c
@@ -273,6 +274,9 @@ build/encode_text: test/encode_text.c build/flags-sanitized
 	$(sanitized)
 # With faults in it, and with clocks that jump, for test_faults.py.
 build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
+	$(c)
+# With memory that an action does not touch made NaN, for test_layouts.py.
+build/train_gpt_touches: test/train_gpt_touches.c build/flags-c
 	$(c)
 build/train_gpt_faulty_emu: private EMUFLAGS += -O0
 build/train_gpt_faulty_emu: test/train_gpt_faulty.c build/flags-emu

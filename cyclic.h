@@ -149,6 +149,7 @@ static inline bool cyclic_alike(const CyclicPlan *p, int64_t step, int64_t other
     for (int j = 0; j < p->N; j++) { alike = alike && (step - other) % cyclic_phases(p, j) == 0; }
     return alike;
 }
+enum { DRAINS = 3 }; // windows after its own in which a step has actions
 // Returns how many steps show all that a run can do: those until the windows repeat (at most 128,
 // which is enough for 8 stages whose ranks take turns), and the 4 in which a step has actions.
 static inline int cyclic_steps_to_check(const CyclicPlan *p) {

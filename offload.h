@@ -270,7 +270,7 @@ static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *st
                                           size_t block_bytes) {
     HostTraffic t = {0, 0};
     for (int i = 0; i < s->model->storages; i++) {
-        for (int second = 0; second <= store_in_parts(s, i); second++) {
+        for (int second = 0; second < (store_in_parts(s, i) ? 2 : 1); second++) {
             const HostTraffic each = offload_element_bytes(s, i, second);
             t.to_device += store_own_elements(s, i) * each.to_device;
             t.to_host += store_own_elements(s, i) * each.to_host;

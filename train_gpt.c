@@ -236,7 +236,7 @@ static void open_executor(Run *r) {
     executor_allocate(&r->executor, &p->program.map, &r->store, r->comm, r->stream, p->most_samples,
                       mine, micro_batches);
     if (p->cyclic.rule) {
-        overlap_open(&r->executor, &longest.rank[rank], o->grad_clip,
+        overlap_open(&r->executor, &longest, &p->cyclic, o->grad_clip,
                      o->cyclic_clip ? o->grad_clip / sqrt((double)p->model.storages) : 0);
     }
     // ranks that take turns have run every kind of schedule after N steps

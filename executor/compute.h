@@ -367,7 +367,6 @@ static inline void executor_await(Executor *e, const Action *a) {
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
     if (e->store->plan.steps_overlap) {
-        deferred_finish(&e->queue, BEFORE_GRADIENT, storage, -1);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
     return store_gradient(e->store, storage, accumulate);

@@ -29,8 +29,11 @@
 // -------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
 
-#ifndef EXECUTOR_HOOK // tests inject faults here, before an action
+#ifndef EXECUTOR_HOOK // tests inject faults here, before an action, and look at what it has done
 #define EXECUTOR_HOOK(action, step)
+#endif
+#ifndef EXECUTOR_DONE
+#define EXECUTOR_DONE(executor)
 #endif
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
@@ -135,7 +138,6 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->secondary);
         break;
     case ACT_ACQUIRE:
-        deferred_expect_version(&e->queue, a->storage, e->version + a->version);
         e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
                                                executor_slot_of(e, a, pass, of_step));
         break;
@@ -178,10 +180,12 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             (*at)++;
             continue;
         }
+        const ListPlace place = {step, *at};
         executor_begin(e, a, (*at)++, step);
-        const bool deferred = overlap_defers(e, a, of_step);
+        const bool deferred = overlap_defers(e, a, place, of_step);
         deferred_run_ready(&e->queue);
         if (!deferred) { executor_run_action(e, schedule, a, pass, optimizer, of_step, norm); }
+        EXECUTOR_DONE(e);
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }
@@ -209,7 +213,7 @@ static inline void overlap_drain(Executor *e, const Schedule *window, const Pass
                                  int64_t step, int64_t later) {
     int at = 0;
     executor_run(e, window, &at, pass, NULL, later, NULL);
-    deferred_finish(&e->queue, ~0u, -1, -1);
+    deferred_finish(&e->queue);
     e->overlap->first_step = step + 1;
 }
 // Runs the window of a step, with the rest of the step if it drains. window_of returns this rank's

@@ -24,7 +24,9 @@
 #include "executor/compute.h"
 #include "executor/deferred.h"
 #include "ops/ops.h"
+#include "cyclic.h"
 #include "schedule/actions.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 #include "state/p2p.h"
 #include "state/planned.h"
@@ -33,12 +35,9 @@
 #include "state/sums.h"
 #include "state/update.h"
 
-enum {
-    DRAINS = 3, // windows after its own in which a step has actions
-    // A message is complete before its rank is this many steps further: by then the rank has used
-    // versions of parameters that depend on the message.
-    OPEN_STEPS = 8
-};
+// A message is complete before its rank is this many steps further: by then the rank has used
+// versions of parameters that depend on the message.
+enum { OPEN_STEPS = 8 };
 typedef struct Overlap {
     int64_t first_step, last_step; // only actions of these steps run
     // statistics received from the previous rank (rank 0: those of a whole step), and those sent on
@@ -105,16 +104,16 @@ static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
         }
     }
 }
-// Defers an action of step `of`. Returns false if it is none that can be deferred.
-static inline bool overlap_defers(Executor *e, const Action *a, int64_t of_step) {
-    if (!e->overlap || !action_is(a->kind, ON_PARAMETERS | ON_SUM)) { return false; }
-    DeferredOp op = {*a, executor_micro(e, a)};
+// Waits for what must precede an action of step `of_step`, at a place of the lists, and defers it.
+// Returns false if it is none that can be deferred.
+static inline bool overlap_defers(Executor *e, const Action *a, ListPlace place, int64_t of_step) {
+    if (!e->overlap) { return false; }
+    deferred_wait_before(&e->queue, place);
+    if (!action_may_be_deferred(a)) { return false; }
+    DeferredOp op = {.action = *a, .micro = executor_micro(e, a), .place = place};
     op.action.step = of_step;
     op.action.version += e->version;
-    if (a->kind == ACT_REDUCE) {
-        deferred_finish(&e->queue, BEFORE_GRADIENT, a->storage, -1);
-        store_end_piece(e->store, a->storage, op.micro, a->micro);
-    }
+    if (a->kind == ACT_REDUCE) { store_end_piece(e->store, a->storage, op.micro, a->micro); }
     deferred_push(&e->queue, &op);
     return true;
 }
@@ -128,7 +127,6 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
                                      int64_t step) {
     Overlap *o = e->overlap;
     ExactSum *squares = &o->squares[step & 1]; // updates of the next step may have been made
-    deferred_finish(&e->queue, deferred_before_stats(e->store->plan.policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
@@ -183,15 +181,14 @@ static inline void overlap_post_stats(Executor *e, const Action *a) {
 
 // Prepares an executor for steps that overlap: called after executor_allocate. Store operations are
 // deferred (executor/deferred.h) if messages have channels and another message can always be
-// posted, so that posting never waits. window: the longest schedule of this rank. clip: largest
-// norm of a gradient, of the whole one and of a storage's. executor_free frees what is allocated
-// here.
-static inline void overlap_open(Executor *e, const Schedule *window, double whole_clip,
-                                double storage_clip) {
+// posted, so that posting never waits. window: with the longest schedule of this rank. clip:
+// largest norm of a gradient, of the whole one and of a storage's. executor_free frees what is
+// allocated here.
+static inline void overlap_open(Executor *e, const Program *window, const CyclicPlan *cyclic,
+                                double whole_clip, double storage_clip) {
+    const Schedule *mine = &window->rank[e->comm->rank];
     int64_t messages = 0;
-    for (int i = 0; i < window->count; i++) {
-        messages += action_is_message(window->actions[i].kind);
-    }
+    for (int i = 0; i < mine->count; i++) { messages += action_is_message(mine->actions[i].kind); }
     e->overlap = new_array(Overlap, 1, "overlapping steps");
     e->overlap->whole_clip = whole_clip;
     e->overlap->storage_clip = storage_clip;
@@ -201,7 +198,7 @@ static inline void overlap_open(Executor *e, const Schedule *window, double whol
     e->queue.context = e;
     if (e->store->plan.policy.p2p->deferred && comm_has_channels(e->comm) &&
         OPEN_STEPS * messages <= COMM_MESSAGES) {
-        deferred_open(&e->queue);
+        deferred_open(&e->queue, window_order(window, cyclic, e->model, e->comm->rank));
     }
 }
 

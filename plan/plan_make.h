@@ -21,7 +21,6 @@
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
-#include "schedule/touch_check.h"
 #include "schedule/validator.h"
 #include "state/planned.h"
 #include "state/policy.h"
@@ -216,11 +215,13 @@ static inline void plan_schedules(Plan *p) {
         program_free(&extreme);
     }
 }
-// Proves a program of one step, by the rules of its actions and by what they touch.
+__attribute__((noreturn)) static inline void plan_refuse_schedule(const char *error) {
+    die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s",
+        error);
+}
 static inline void plan_prove_program(const Program *program) {
     char error[400];
-    schedule_check(program);
-    if (!touch_check(program, NULL, NULL, error, sizeof error)) { schedule_refuse(error); }
+    if (!schedule_validate(program, error, sizeof error)) { plan_refuse_schedule(error); }
 }
 // Proves that the schedules of a plan are correct, before it is used. Ends the program (EXIT_INPUT)
 // if one is not.
@@ -231,8 +232,8 @@ static inline void plan_prove(const Plan *p) {
     if (cyclic->rule) {
         char error[400];
         if (p->machine->ranks->me) { return; } // all ranks have the same program
-        if (!touch_check_steps(&p->program, cyclic, &p->model, error, sizeof error)) {
-            schedule_refuse(error);
+        if (!schedule_validate_steps(&p->program, cyclic, &p->model, error, sizeof error)) {
+            plan_refuse_schedule(error);
         }
         return;
     }

@@ -31,6 +31,7 @@
 #include "report/log.h"
 #include "report/privacy_report.h"
 #include "report/timeline.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 #include "schedule/simulator.h"
 #include "state/disk.h"
@@ -152,6 +153,11 @@ static inline void show_schedule(const Plan *p) {
     if (cyclic_turns(&p->cyclic)) {
         printf("This is step 0. Micro-batch i of step t is the ((t N + i) modulo (N - j))-th's of "
                "stage j's ranks, all from 0\n");
+    }
+    for (int r = 0; r < p->program.ranks && p->cyclic.mode == CYCLIC_DATA && p->cyclic.rule; r++) {
+        Order order = window_order(&p->program, &p->cyclic, &p->model, r);
+        order_print(stdout, &order, &p->program.rank[r], r);
+        order_free(&order);
     }
     schedule_times_free(&p->program, times);
 }

@@ -1,6 +1,6 @@
 // actions.h: the kinds of actions that a schedule is made of, in one table. A new kind is a row
-// here, and a case where its work is done: in the executor, in the validator and in touches.h (what
-// it needs and leaves), and in plan/costs.h (what it costs). Everything else asks the table.
+// here, and a case where its work is done: in the executor, in touches.h (what it needs and
+// leaves), and in plan/costs.h (what it costs). Everything else asks the table.
 //
 // Fields of an action:
 //   micro            micro-batch of this step, from 0
@@ -32,16 +32,10 @@ enum {
     COLLECTIVE = 1 << 9, // of the ranks that have its storage
     MOVES = 1 << 10,     // between host and device
     ON_DISK = 1 << 11,   // between host and disk
-    // a store operation that may be deferred (executor/deferred.h): operations on the parameters of
-    // a storage are done in order, and those on its sums
+    // a store operation on the parameters of a storage, or on its sums, which may be deferred
+    // (executor/deferred.h)
     ON_PARAMETERS = 1 << 12,
-    ON_SUM = 1 << 13,
-    // what must not happen while such an operation is deferred: the storage's next gradient is
-    // made, its next version is used, the norm of the step's gradient or its statistics are taken
-    BEFORE_GRADIENT = 1 << 14,
-    BEFORE_USE = 1 << 15,
-    BEFORE_NORM = 1 << 16,
-    BEFORE_STATISTICS = 1 << 17
+    ON_SUM = 1 << 13
 };
 
 // ROW(name, letter in drawings or 0, what it is)
@@ -67,11 +61,11 @@ enum {
     ROW(SEND_FACTOR, 0, SENDS | OF_ROWS)                                                           \
     ROW(RECV_FACTOR, 0, RECEIVES | OF_ROWS)                                                        \
     /* messages of a storage: gradient, summed over the micro-batches so far */                    \
-    ROW(SEND_SUM, 0, SENDS | OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_GRADIENT)                     \
+    ROW(SEND_SUM, 0, SENDS | OF_STORAGE | OF_MICRO | ON_SUM)                                       \
     ROW(RECV_SUM, 0, RECEIVES | OF_STORAGE | OF_MICRO | ON_SUM)                                    \
     /* version after the update of this step */                                                    \
     ROW(SEND_PARAMETERS, 0, SENDS | OF_STORAGE | ON_PARAMETERS)                                    \
-    ROW(RECV_PARAMETERS, 0, RECEIVES | OF_STORAGE | ON_PARAMETERS | BEFORE_USE)                    \
+    ROW(RECV_PARAMETERS, 0, RECEIVES | OF_STORAGE | ON_PARAMETERS)                                 \
     /* one unit's part of a micro-batch's gradient */                                              \
     ROW(SEND_PART, 0, SENDS | OF_STORAGE)                                                          \
     ROW(RECV_PART, 0, RECEIVES | OF_STORAGE)                                                       \
@@ -82,17 +76,15 @@ enum {
     ROW(PREFETCH, 0, OF_STORAGE | COLLECTIVE)                                                      \
     ROW(ACQUIRE, 0, OF_STORAGE)                                                                    \
     ROW(RELEASE, 0, OF_STORAGE)                                                                    \
-    ROW(REDUCE, 0, OF_STORAGE | COLLECTIVE | ON_SUM | BEFORE_GRADIENT | BEFORE_NORM)               \
+    ROW(REDUCE, 0, OF_STORAGE | COLLECTIVE | ON_SUM)                                               \
     ROW(NORM, 0, 0) /* of all storages */                                                          \
-    ROW(UPDATE, 'U',                                                                               \
-        OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM | BEFORE_GRADIENT | BEFORE_USE |           \
-            BEFORE_STATISTICS)                                                                     \
+    ROW(UPDATE, 'U', OF_STORAGE | OF_PIECES | ON_PARAMETERS | ON_SUM)                              \
     /* the first parts of an update with whole matrices (state/matrices.h): moments and */         \
     /* directions, which begin to travel home; matrices at home, which begin to travel back */     \
     ROW(DIRECT, 'U', OF_STORAGE | OF_PIECES | COLLECTIVE)                                          \
     ROW(ORTHOGONALISE, 'O', OF_STORAGE | COLLECTIVE)                                               \
     /* adds a received part to a sum */                                                            \
-    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM | BEFORE_NORM)                                      \
+    ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM)                                                    \
     /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */        \
     ROW(STATS, 0, 0)                                                                               \
     /* piece of a storage's states: from the host to the device, and back (state/update.h) */      \

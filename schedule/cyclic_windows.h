@@ -382,7 +382,7 @@ static inline void cyclic_window_free(Program *p) {
 }
 
 // Returns, as one long program, what is run in `steps` steps of which every `pause`-th drains
-// (executor_lead, executor_drain). So it can be validated, and compared with the paper's tables.
+// (overlap_lead, overlap_drain). So it can be validated, and compared with the paper's tables.
 // Its steps, versions, micro-batches and samples count from the first step. window: the window of
 // step 0, which is used for all steps that are alike. The result shares its map; cyclic_window_free
 // frees the rest.
@@ -404,7 +404,7 @@ static inline Program cyclic_unroll(const Program *window, const CyclicPlan *pla
         p.limits[r].in_flight = cyclic_live(plan, stage);
         for (int first = 0; first < steps; first += pause) {
             const int end = min_i64(first + pause, steps);
-            for (int64_t step = first - 1; step < end + 3; step++) {
+            for (int64_t step = first - 1; step < end + DRAINS; step++) {
                 const Schedule *list =
                     &(others[step + 1].rank ? &others[step + 1] : window)->rank[r];
                 for (int i = 0; i < list->count; i++) {

@@ -186,7 +186,7 @@ static inline double simulator_step(Simulation *s) {
     int at;
     s->meeting = -1;
     for (int r = 0; r < s->program->ranks; r++) { s->rank[r].busy = 0; }
-    schedule_walk(s->program, &at, simulator_visit, s);
+    walk_program(s->program, &at, false, simulator_visit, s);
     for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->rank[r].clock); }
     for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->rank[r].clock = end; }
     return end;

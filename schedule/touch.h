@@ -34,6 +34,7 @@
     ROW(PARAMETERS,      false, "parameters")                   /* storage, place of version */    \
     ROW(GATHERED,        true,  "a slot of parameters")         /* slot */                         \
     ROW(NEWEST,          false, "the newest version")           /* storage: slice of the rank */   \
+    ROW(MOMENTS,         false, "moments")                      /* storage: of the rank's slice */ \
     ROW(COPIES,          false, "secondary copies")             /* storage: hpZ */                 \
     ROW(BORROWED,        false, "borrowed parameters")          /* slot, storage */                \
     ROW(BORROWED_FOR,    false, "the use of a slot")            /* slot */                         \
@@ -85,7 +86,8 @@ typedef struct {
     int64_t limit; // of TAKE and FREE: the places of a pool; 0: not a pool
     // see above; any: the amount does not matter; absent: or nothing is there
     // once: WRITE of a content that is not there yet
-    bool part, any, absent, carry, once;
+    // at_once: done when the list reaches the action, though the rest of it may be deferred
+    bool part, any, absent, carry, once, at_once;
 } Touch;
 
 // What a program needs so that its touches can be listed. touch_plan_free() frees it.

@@ -42,8 +42,9 @@ static inline void touch_forward(TouchPlan *p, int rank, const Action *x) {
         touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
                    touch_input_name(x->unit, x->micro), x);
     }
-    if (trains) {
-        touch_rows(p, TOUCH_TAKE, RES_ACTIVATIONS, x->unit,
+    // without a backward pass they are not needed any more
+    for (int leaves = 0; leaves < (trains ? 1 : 2); leaves++) {
+        touch_rows(p, leaves ? TOUCH_FREE : TOUCH_TAKE, RES_ACTIVATIONS, x->unit,
                    touch_place(x->micro, touch_live(p, rank, x->unit)),
                    touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
     }

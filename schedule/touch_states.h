@@ -204,10 +204,13 @@ static inline void touch_end_piece(TouchPlan *p, int rank, const Action *x) {
                             touch_name(RES_GRADIENT_SLOT, r->storage[s].stage, x->micro)));
     }
     touch_gradient(p, TOUCH_FREE, making, touch_name(RES_GRADIENT, s, x->micro),
-                   p->whole[touch_span(p, rank, s, x->micro)]);
+                   p->whole[touch_span(p, rank, s, x->micro)])
+        ->at_once = true;
     uint64_t amount = p->whole[touch_span(p, rank, s, x->micro)] + TOUCH_REDUCED;
     if (r->joins_pieces) {
-        touch_gradient(p, TOUCH_ADD, at, pieces, amount)->order = x->micro;
+        Touch *add = touch_gradient(p, TOUCH_ADD, at, pieces, amount);
+        add->order = x->micro;
+        add->at_once = true;
         if (!ends) { return; }
         amount = touch_sum(p, x->step, in, s) - touch_sum(p, x->step, in - 1, s);
         touch_gradient(p, TOUCH_FREE, at, pieces, amount);
@@ -417,12 +420,16 @@ static inline void touch_disk(TouchPlan *p, const Action *x) {
     touch_piece(p, RES_DISK_PIECE, x, reads ? 0 : PIECE_BACK, reads ? PIECE_COMES : 0);
     touch_add(p, reads ? TOUCH_TAKE : TOUCH_FREE, RES_READING, 0, 0, 1)->limit = DISK_PIECES;
 }
+static inline void touch_moments(TouchPlan *p, int s) {
+    touch_add(p, TOUCH_WRITE, RES_MOMENTS, s, 0, touch_name(RES_MOMENTS, s, 0));
+}
 // UPDATE and DIRECT of a piece, or of all if there are none; where updates are delayed, of the sum
 // of the step before.
 static inline void touch_update(TouchPlan *p, int rank, const Action *x) {
     const UnitMap *map = &p->program->map;
     const int s = x->storage, pieces = touch_pieces(p, s);
     const bool directs = x->kind == ACT_DIRECT, matrices = map_has_matrices(map, s);
+    if (directs || !matrices) { touch_moments(p, s); }
     if (map->delays) {
         touch_add(p, TOUCH_FREE, RES_HOST_SUM, s, 0, touch_name(RES_SUM, s, -1));
         touch_add(p, TOUCH_TAKE, RES_PIECE, s, 0, touch_name(RES_PIECE, s, PIECE_MADE));
@@ -464,6 +471,7 @@ static inline void touch_make_version(TouchPlan *p, int rank, const Action *x) {
     const int s = x->storage;
     const int64_t version = x->step + 1;
     touch_complete(p, TOUCH_FREE, rank, s, x->step);
+    touch_moments(p, s);
     if (r->waits) {
         touch_amounts(touch_add(p, TOUCH_READ, RES_STATS_OUT, 0, 0, touch_stats_name(x->step)),
                       p->program->ranks);

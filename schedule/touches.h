@@ -1,5 +1,5 @@
 // touches.h: what an action does with which resources of its rank. touch.h says what resources and
-// touches are; touch_check.h proves programs with them.
+// touches are; validator.h proves programs with them.
 #ifndef TOUCHES_H
 #define TOUCHES_H
 

@@ -1,325 +1,362 @@
-// validator.h: proves a program before it runs. It plays the program (walk.h), and
-// checks what each action finds and leaves behind.
+// validator.h: proves that a program is correct, by what its actions touch (touches.h).
 //
-// Steps that overlap are proved by touch_check.h.
-//
-// schedule_validate proves that, on every rank:
-//   messages    every SEND meets its RECV with the same unit, micro-batch and rows, and nothing
-//               deadlocks even if messages are rendezvous. A SEND sends rows that are computed.
-//               Each row is received once, before its use.
-//   passes      a unit's forward follows its complete input (several messages may bring it). Its
-//               backward input follows its forward and the next unit's backward input. Its backward
-//               weight follows its backward input. Each unit computes each sample of the step once.
-//   clipping    weight parts follow their micro-batch's CLIP, where there is one. CLIP follows all
-//               backward inputs of the rank, and the NORM messages of other stages that have a part
-//               in it. What is scaled on another stage follows all its FACTOR messages, which
-//               follow CLIP.
-//   parameters  are acquired while they are used. Where they are gathered (UnitMap: gathers), a
-//               PREFETCH is under way by then, into a slot that nothing uses. Also in a pass that
-//               does not train, which has forwards alone.
-//   gradients   REDUCE(storage) follows all contributions of the step, or of its micro-batch. Until
-//               then no other storage writes into the slot. Storages of a bucket are reduced one
-//               directly after another.
-//   updates     UPDATE follows REDUCE and NORM, and precedes every acquire of the version it makes.
-//   offloading  pieces of states on the host move in order, at most MOVING_PIECES at once. Each is
-//               updated while it is where the update runs, and returns. Sums on the host leave
-//               their slot before another gradient, or the next micro-batch's, is made there; sums
-//               that are added to on the device return before that. Delayed updates precede the
-//               new sum, and their parameters are fetched when nothing uses them.
-//   capacity    live activations and received messages fit the rank's limits.
-//   order       all ranks start the collectives that they share in the same order, and nothing
-//               deadlocks even if each start waits for all members of the collective.
+// Graph      Each rank's list is a chain. The two ends of a message are one event, and so is the
+//            start of a collective on all its members. The walk (walk.h) plays this graph; it ends
+//            if there is no circle, even if every message is a rendezvous. Whatever is posted early
+//            or deferred waits only for actions that stand earlier in its list, so no order in
+//            which ranks really run can wait in a circle, either.
+// Order      A resource belongs to one rank, so any two touches of it are ordered by its list.
+//            Where the executor defers an action, it keeps this order (order.h).
+// Values     Each read finds its content, made by actions that found theirs: see touches.h.
+// End        Nothing is left over, each sample is computed once by each unit, and every rank has
+//            the version after the last step.
+// Steps that overlap are unrolled (cyclic_unroll). Actions of a step touch what belongs to the
+// steps directly before and after it, and windows repeat after some steps (cyclic_steps_to_check).
+// So a program of a few steps more has every pair of touches that a run of any length has.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
 
 #include "base/base.h"
+#include "cyclic.h"
+#include "model/gpt.h"
 #include "schedule/actions.h"
+#include "schedule/cyclic_routes.h"
+#include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
-#include "schedule/validator_rules.h"
+#include "schedule/touch.h"
+#include "schedule/touch_plan.h"
+#include "schedule/touches.h"
+#include "schedule/touch_states.h"
 #include "schedule/walk.h"
+#include "state/policy.h"
 
-// Makes an action the one that is played. Returns whether its fields are in range.
-static inline bool validator_begin(Validator *v, int rank, const Action *a) {
-    const Program *p = v->program;
-    v->rank = rank;
-    v->action = a;
+typedef struct {
+    uint64_t key, what, amount; // key 0: unused
+    int64_t first, end, order;  // rows; micro-batch that was added last
+    Resource of;
+    int rank;
+} ResourceState;
+typedef struct {
+    TouchPlan plan;
+    ResourceState *cell; // [cells] a hash table
+    int64_t cells, used;
+    uint64_t carried;      // amount that the last READ or FREE has found
+    uint64_t *collectives; // [rank][storage] hash of those so far
+    char *error;
+    size_t error_bytes;
+} Validator;
+
+static inline const char *resource_text(Resource of) {
+#define RESOURCE_TEXT(name, empty, text) text,
+    static const char *const texts[] = {RESOURCE_TABLE(RESOURCE_TEXT)};
+#undef RESOURCE_TEXT
+    return texts[of];
+}
+static inline bool resource_must_be_empty(Resource of) {
+#define RESOURCE_EMPTY(name, empty, text) empty,
+    static const bool must[] = {RESOURCE_TABLE(RESOURCE_EMPTY)};
+#undef RESOURCE_EMPTY
+    return must[of];
+}
+__attribute__((format(printf, 4, 5))) static inline void
+validator_refuse(Validator *c, int rank, const Action *a, const char *format, ...) {
+    if (*c->error) { return; }
+    char what[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(c->error, c->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
+             a ? action_name(a->kind) : "at the end:", a ? a->unit : -1, a ? a->storage : -1,
+             a ? a->micro : -1, what);
+}
+
+static inline ResourceState *validator_find(ResourceState *cell, int64_t cells, uint64_t key) {
+    int64_t i = (int64_t)(key & (uint64_t)(cells - 1));
+    while (cell[i].key && cell[i].key != key) { i = (i + 1) & (cells - 1); }
+    return &cell[i];
+}
+static inline ResourceState *validator_cell(Validator *c, int rank, const Touch *t) {
+    const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
+    const uint64_t key =
+        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
+              (uint64_t)t->b) |
+        1;
+    if (2 * c->used >= c->cells) {
+        const int64_t cells = 2 * c->cells;
+        ResourceState *more = new_array(ResourceState, cells, "the validator");
+        for (int64_t i = 0; i < c->cells; i++) {
+            if (c->cell[i].key) { *validator_find(more, cells, c->cell[i].key) = c->cell[i]; }
+        }
+        free(c->cell);
+        c->cell = more;
+        c->cells = cells;
+    }
+    ResourceState *cell = validator_find(c->cell, c->cells, key);
+    if (!cell->key) {
+        cell->key = key;
+        cell->of = t->of;
+        cell->rank = rank;
+        c->used++;
+    }
+    return cell;
+}
+static inline void validator_put(ResourceState *cell, const Touch *t, uint64_t amount) {
+    cell->what = amount ? t->what : 0;
+    cell->amount = amount;
+    cell->first = t->first;
+    cell->end = t->first + t->rows;
+    cell->order = t->order;
+}
+// Returns whether a place has the content that a touch needs.
+static inline bool validator_finds(const Validator *c, const ResourceState *cell, const Touch *t,
+                                   uint64_t amount) {
+    const uint64_t *rows = c->plan.rows;
+    if (t->any) { return cell->what == t->what || (t->absent && !cell->amount); }
+    if (!amount) { return cell->what != t->what; }
+    if (cell->what != t->what) { return false; }
+    if (!t->part) { return cell->amount == amount; }
+    return cell->amount == t->scale * (rows[cell->end] - rows[cell->first]) &&
+           cell->first <= t->first && t->first + t->rows <= cell->end;
+}
+static inline void validator_apply(Validator *c, int rank, const Action *a, const Touch *t) {
+    if (t->b < 0) {
+        validator_refuse(c, rank, a, "there is no place for %s", resource_text(t->of));
+        return;
+    }
+    ResourceState *cell = validator_cell(c, rank, t);
+    const uint64_t amount = touch_amount(&c->plan, t) + (t->carry ? c->carried : 0);
+    if (t->limit) { // a pool
+        const bool takes = t->use == TOUCH_TAKE;
+        if (takes ? cell->amount >= (uint64_t)t->limit : !cell->amount) {
+            validator_refuse(c, rank, a, takes ? "all are taken: %s" : "none is taken: %s",
+                             resource_text(t->of));
+        }
+        cell->amount += takes ? 1 : (uint64_t)-1;
+        return;
+    }
+    switch (t->use) {
+    case TOUCH_READ:
+    case TOUCH_FREE:
+        if (!validator_finds(c, cell, t, amount)) {
+            validator_refuse(c, rank, a,
+                             "not there, or not complete: %s (%" PRId64 ", %" PRId64 ")",
+                             resource_text(t->of), t->a, t->b);
+        }
+        c->carried = cell->what == t->what ? cell->amount : 0;
+        if (t->use == TOUCH_FREE && cell->what == t->what) { cell->what = cell->amount = 0; }
+        break;
+    case TOUCH_TAKE:
+        if (cell->amount && amount) {
+            validator_refuse(c, rank, a, "the place is taken: %s (%" PRId64 ", %" PRId64 ")",
+                             resource_text(t->of), t->a, t->b);
+        }
+        if (amount) { validator_put(cell, t, amount); }
+        break;
+    case TOUCH_WRITE:
+        if (t->once && cell->what == t->what) {
+            validator_refuse(c, rank, a, "came already: %s", resource_text(t->of));
+        }
+        validator_put(cell, t, amount);
+        break;
+    case TOUCH_ADD:
+        if (cell->what != t->what) {
+            if (amount) { validator_put(cell, t, amount); }
+            break;
+        }
+        if (t->order < cell->order) {
+            validator_refuse(c, rank, a, "added in another order: %s", resource_text(t->of));
+        }
+        cell->amount += amount;
+        cell->order = t->order;
+        cell->first = t->rows ? min_i64(cell->first, t->first) : cell->first;
+        cell->end = t->rows ? max_i64(cell->end, t->first + t->rows) : cell->end;
+    }
+}
+static inline void validator_apply_all(Validator *c, int rank, const Action *a) {
+    for (int i = 0; i < c->plan.count; i++) { validator_apply(c, rank, a, &c->plan.touch[i]); }
+}
+
+// Are the fields of an action in range? Only a rank that uses a storage has its actions.
+static inline bool validator_in_range(const Validator *c, int rank, const Action *a) {
+    const TouchPlan *p = &c->plan;
+    const Program *of = p->program;
     const bool of_unit = action_is(a->kind, COMPUTES | OF_ROWS | OF_STASH),
                of_storage = action_is(a->kind, OF_STORAGE),
-               good_storage = a->storage >= 0 && a->storage < p->map.storages,
-               of_micro =
-                   of_unit || action_is(a->kind, OF_MICRO) ||
-                   (a->kind == ACT_REDUCE && good_storage && p->map.rule[a->storage].reduces_often);
-    const bool good_unit = a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 &&
-                           a->first_row >= 0 && a->rows <= p->samples &&
-                           a->first_row <= p->samples - a->rows,
-               good_micro = a->micro >= 0 && a->micro < p->micro_batches;
-    const bool bad =
-        (of_unit && !good_unit) || (of_micro && !good_micro) || (of_storage && !good_storage);
-    if (refuse(v, bad, "a field is out of range")) { return false; }
-    if (of_unit) { v->unit = unit_run(v, a->unit, a->micro); }
-    if (of_micro) { v->micro = micro_run(v, a->micro); }
-    if (of_storage) { v->storage = storage_run(v, a->storage); }
-    return true;
-}
-static inline void validate_compute(Validator *v, const Action *a) {
-    const UnitMap *map = v->map;
-    const UnitRun *me = v->unit;
-    const int makes = action_makes_stash(map, a);
-    if (action_reads_parameters(a->kind)) { validate_parameters(v, a); }
-    refuse(v,
-           a->kind != ACT_FORWARD && (me->done & DONE_FORWARD) &&
-               (me->first_row != a->first_row || me->rows != a->rows),
-           "rows differ from its forward's");
-    refuse(v, action_reads_stash(map, a) >= 0 && !validator_has_stash(v, a),
-           "its activations are not there");
-    if (makes >= 0) { validator_enter(v, a, makes); }
-    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
-        const int storage = map->of_unit[a->unit][k];
-        if (action_contributes(map, a, storage)) { validate_contribution(v, a, storage); }
+               piece = p->cyclic && (a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART);
+    if (of_storage && (a->storage < 0 || a->storage >= of->map.storages)) { return false; }
+    const bool gradient = action_is(a->kind, ON_SUM | ON_PARAMETERS);
+    if (of_storage && !p->cyclic &&
+        !(gradient ? p->member : p->uses)[rank * of->map.storages + a->storage]) {
+        return false;
     }
-    switch (a->kind) {
-    case ACT_FORWARD: validate_forward(v, a); break;
-    case ACT_BACKWARD_INPUT: validate_backward_input(v, a); break;
-    case ACT_BACKWARD_WEIGHT: validate_backward_weight(v, a); break;
-    case ACT_RECOMPUTE: validate_recompute(v); break;
-    case ACT_TIED: validate_tied(v, a); break;
-    default: validate_clip(v, a);
+    const bool of_micro = of_unit || piece || action_is(a->kind, OF_MICRO) ||
+                          (a->kind == ACT_REDUCE && of->map.rule[a->storage].reduces_often);
+    const int step = p->cyclic ? of->micro_batches / p->spans : 0;
+    if (of_unit && (a->unit < 0 || a->unit >= of->map.units || a->rows < 0 || a->first_row < 0 ||
+                    a->rows > of->samples || a->first_row > of->samples - a->rows)) {
+        return false;
     }
+    // the last unit has no output that is sent, the first no gradient of its input
+    const bool down = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD,
+               up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_RECV_BACKWARD;
+    if ((down && a->unit + 1 == of->map.units) || (up && a->unit == 0)) { return false; }
+    if (a->kind == ACT_CLIP && a->rows && a->unit != p->first[rank]) { return false; }
+    if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
+    if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
+    return !p->cyclic || !of_micro || a->micro / p->spans == a->step;
 }
 static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
+    Validator *c = (Validator *)context;
     (void)peer;
-    Validator *v = (Validator *)context;
-    if (*v->error || !validator_begin(v, rank, a)) { return; }
-    switch (a->kind) {
-    case ACT_SEND_FORWARD:
-    case ACT_SEND_BACKWARD: validate_send(v, a); break;
-    case ACT_RECV_FORWARD:
-    case ACT_RECV_BACKWARD: validate_receive(v, a); break;
-    case ACT_SEND_NORM:
-    case ACT_RECV_NORM:
-    case ACT_SEND_FACTOR:
-    case ACT_RECV_FACTOR: validate_norm_message(v, a); break;
-    case ACT_PREFETCH: validate_gather(v, a); break;
-    case ACT_ACQUIRE: validate_acquire(v, a); break;
-    case ACT_RELEASE: validate_release(v, a); break;
-    case ACT_REDUCE: validate_reduce(v, a); break;
-    case ACT_UPDATE: validate_update(v, a); break;
-    case ACT_DIRECT: validate_direct(v, a); break;
-    case ACT_ORTHOGONALISE: validate_orthogonalise(v); break;
-    case ACT_FETCH:
-    case ACT_EVICT: validate_piece(v, a); break;
-    case ACT_FETCH_STASH:
-    case ACT_EVICT_STASH: validate_stash(v, a); break;
-    case ACT_FETCH_SUM:
-    case ACT_EVICT_SUM: validate_sum(v, a); break;
-    case ACT_READ:
-    case ACT_WRITE: validate_stored(v, a); break;
-    case ACT_NORM: validate_norm(v); break;
-    default: validate_compute(v, a);
+    if (*c->error) { return; }
+    const bool parts = a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART ||
+                       a->kind == ACT_STATS || a->kind == ACT_ADD;
+    const bool alien = c->plan.cyclic
+                           ? a->kind == ACT_PREFETCH || a->kind == ACT_NORM ||
+                                 action_is(a->kind, MOVES | ON_DISK | OF_STASH)
+                           : parts || a->kind == ACT_SEND_STATS || a->kind == ACT_SEND_SUM ||
+                                 a->kind == ACT_SEND_PARAMETERS;
+    if (alien || !validator_in_range(c, rank, a)) {
+        validator_refuse(c, rank, a,
+                         alien ? "is no part of these schedules" : "a field is out of range");
+        return;
+    }
+    action_touches(&c->plan, rank, a);
+    validator_apply_all(c, rank, a);
+    if (!c->plan.cyclic && action_is(a->kind, COLLECTIVE)) {
+        uint64_t *all = &c->collectives[rank * c->plan.program->map.storages + a->storage];
+        *all = mix64(*all ^ touch_name((uint64_t)a->kind, a->micro, a->secondary));
     }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Order of collectives. They are matched by their order, so two ranks must start those in which
-// both take part in the same order. A rank takes part in the collectives of the storages to which
-// it contributes, or which its units use in a pass that does not train.
+// The beginning and the end
 
-static inline bool validator_share(const Validator *v, int q, int r, int storage) {
-    const int storages = v->map->storages;
-    return v->storages[q * storages + storage].member && v->storages[r * storages + storage].member;
-}
-// Returns the first action from *i on that both ranks take part in, and moves *i to it; NULL at the
-// end.
-static inline const Action *validator_next_shared(const Validator *v, int rank, int other, int *i) {
-    const Schedule *s = &v->program->rank[rank];
-    for (; *i < s->count; ++*i) {
-        const Action *a = &s->actions[*i];
-        if (action_is(a->kind, COLLECTIVE) && validator_share(v, rank, other, a->storage)) {
-            return a;
-        }
-    }
-    return NULL;
-}
-static inline void validate_order(Validator *v, int q, int r) {
-    const Action *x, *y;
-    int i = 0, j = 0;
-    do {
-        x = validator_next_shared(v, q, r, &i);
-        y = validator_next_shared(v, r, q, &j);
-        const bool same = x && y && x->kind == y->kind && x->storage == y->storage &&
-                          x->secondary == y->secondary;
-        if (!same && (x || y)) {
-            validator_fail(v, "rank %d: %s of storage %d where rank %d has %s of storage %d", r,
-                           y ? action_name(y->kind) : "nothing", y ? y->storage : -1, q,
-                           x ? action_name(x->kind) : "nothing", x ? x->storage : -1);
-        }
-        i++;
-        j++;
-    } while ((x || y) && !*v->error);
-}
-// A rank that takes part in the same collectives as the rank before it is compared with that rank
-// only, and other ranks with the first of such a row, if they take part in any common collective.
-static inline void validate_orders(Validator *v) {
-    const Program *p = v->program;
-    int *first = new_array(int, p->ranks, "validator"), rows = 0;
-    for (int r = 0; r < p->ranks; r++) {
-        bool alike = r > 0;
-        for (int s = 0; s < p->map.storages && alike; s++) {
-            const StorageRun *me = &v->storages[r * p->map.storages + s];
-            alike = me->member == (me - p->map.storages)->member;
-        }
-        if (alike) { validate_order(v, r - 1, r); }
-        for (int i = 0; i < rows && !alike; i++) {
-            int s = 0;
-            while (s < p->map.storages && !validator_share(v, first[i], r, s)) { s++; }
-            if (s < p->map.storages) { validate_order(v, first[i], r); }
-        }
-        if (!alike) { first[rows++] = r; }
-    }
-    free(first);
-}
-// Notes that a rank is stuck, if one is.
-static inline void validate_not_stuck(Validator *v, int stuck, int at, const char *where) {
-    if (stuck < 0) { return; }
-    v->rank = stuck;
-    v->action = &v->program->rank[stuck].actions[at];
-    refuse(v, true, "deadlock%s: action %d waits for ever (peer %d)", where, at, v->action->peer);
-}
-
-// -------------------------------------------------------------------------------------------------
-// The end
-
-// By the end every forward needs its backward weight, every received input its forward, and every
-// unit must have computed every sample.
-static inline void validate_end_of_work(Validator *v) {
-    const Program *p = v->program;
-    for (v->rank = 0; v->rank < p->ranks; v->rank++) {
-        const RankRun *rank = rank_run(v);
-        for (int u = rank->first; u < rank->end; u++) {
-            for (int m = 0; m < p->micro_batches; m++) {
-                const unsigned char d = unit_run(v, u, m)->done;
-                const bool tied = !program_ties(p) || u < p->map.units - 1 || (d & DONE_TIED);
-                const bool trained = (d & DONE_WEIGHT) || p->forward_only;
-                const char *wrong =
-                    (d & DONE_FORWARD) && !trained            ? "a forward but no backward weight"
-                    : (d & DONE_FORWARD) && !tied             ? "a forward but no TIED"
-                    : (d & HAVE_INPUT) && !(d & DONE_FORWARD) ? "an input but no forward"
-                                                              : NULL;
-                if (wrong) {
-                    validator_fail(v, "rank %d: unit %d micro-batch %d has %s", v->rank, u, m,
-                                   wrong);
+// What there is before the first action.
+static inline void validator_begin(Validator *c) {
+    TouchPlan *p = &c->plan;
+    const UnitMap *map = &p->program->map;
+    for (int r = 0; r < p->program->ranks; r++) {
+        p->count = 0;
+        for (int s = 0; s < map->storages; s++) {
+            const uint64_t version = touch_version_name(s, 0);
+            if (p->cyclic) {
+                if (p->p2p[r].storage[s].places) {
+                    touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s, 0, version);
                 }
+                continue;
+            }
+            touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, version);
+            if (!map->rule[s].gathers) {
+                touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version);
+            }
+            if (map->copies && p->program->forward_only) {
+                touch_add(p, TOUCH_WRITE, RES_COPIES, s, 0, version);
+            }
+            if (map->delays) { // the sum of the step before
+                touch_add(p, TOUCH_WRITE, RES_HOST_SUM, s, 0, touch_name(RES_SUM, s, -1));
             }
         }
+        validator_apply_all(c, r, NULL);
     }
-    for (int64_t i = 0; i < p->map.units * p->samples; i++) {
-        if (!(v->sample[i] & SAMPLE_COMPUTED)) {
-            validator_fail(v, "unit %" PRId64 " computes sample %" PRId64 " nowhere",
-                           i / p->samples, i % p->samples);
+}
+// What every rank must have at the end.
+static inline void validator_needs(TouchPlan *p, int rank) {
+    const Program *of = p->program;
+    const UnitMap *map = &of->map;
+    const int64_t steps = p->cyclic ? of->micro_batches / p->spans : 1;
+    p->count = 0;
+    for (int s = 0; s < map->storages && !of->forward_only; s++) {
+        const uint64_t version = touch_version_name(s, steps);
+        if (p->cyclic) {
+            const int places = p->p2p[rank].storage[s].places;
+            if (places) {
+                touch_add(p, TOUCH_READ, RES_PARAMETERS, s, touch_place(steps, places), version);
+            }
+            continue;
+        }
+        if (!p->member[rank * map->storages + s]) { continue; }
+        touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, version);
+        if (!map->rule[s].gathers) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
+        if (map->delays) { touch_whole_sum(p, TOUCH_READ, rank, s); }
+    }
+    if (p->cyclic) {
+        touch_any(touch_add(p, TOUCH_READ, RES_STATS_OUT, 0, 0, touch_stats_name(steps - 1)));
+    }
+    for (int u = 0; u < map->units && rank == 0 && of->samples; u++) {
+        Touch *t = touch_add(p, TOUCH_READ, RES_SAMPLES, u, 0, touch_name(RES_SAMPLES, u, 0));
+        t->rows = of->samples;
+    }
+}
+static inline void validator_end(Validator *c) {
+    TouchPlan *p = &c->plan;
+    const int storages = p->program->map.storages;
+    for (int r = 0; r < p->program->ranks; r++) {
+        validator_needs(p, r);
+        validator_apply_all(c, r, NULL);
+    }
+    for (int64_t i = 0; i < c->cells; i++) {
+        const ResourceState *cell = &c->cell[i];
+        if (cell->key && cell->amount && resource_must_be_empty(cell->of)) {
+            validator_refuse(c, cell->rank, NULL, "left over: %s", resource_text(cell->of));
+        }
+    }
+    for (int s = 0; s < storages; s++) {
+        int before = -1; // member
+        for (int r = 0; r < p->program->ranks; r++) {
+            if (!p->member[r * storages + s]) { continue; }
+            if (before >= 0 &&
+                c->collectives[r * storages + s] != c->collectives[before * storages + s]) {
+                validator_refuse(c, r, NULL,
+                                 "collectives of storage %d differ from those of rank %d", s,
+                                 before);
+            }
+            before = r;
         }
     }
 }
-// By the end every storage must be updated, and nothing may still be held.
-static inline void validate_end(Validator *v) {
-    const Program *p = v->program;
+
+// Proves a program: of one step, or (cyclic, model; else NULL) of unrolled steps that overlap.
+// Returns false on a violation, and describes the first one in error.
+static inline bool validate_unrolled(const Program *p, const CyclicPlan *cyclic,
+                                     const GptModel *model, char *error, size_t error_bytes) {
+    Validator v = {.plan = touch_plan(p, cyclic, model),
+                   .cells = 1024,
+                   .error = error,
+                   .error_bytes = error_bytes};
     int at;
-    validate_end_of_work(v);
-    for (int i = 0; i < p->ranks * p->map.storages; i++) {
-        const StorageRun *s = &v->storages[i];
-        const bool trained = s->updated || !s->member || p->forward_only;
-        if (!trained || s->acquired || s->flying || s->begun != s->ended || s->read != s->written) {
-            validator_fail(v, "rank %d: storage %d is not updated, or still held, at the end",
-                           i / p->map.storages, i % p->map.storages);
-        }
-    }
-    if (!*v->error) { validate_orders(v); }
-    // A start of a collective may wait for its other members. Then none of them may wait for a
-    // message that this rank sends later.
-    if (!*v->error) {
-        const int stuck = schedule_walk_collectives(p, &at);
-        validate_not_stuck(v, stuck, at, " where collectives wait for their members");
-    }
-}
-
-// -------------------------------------------------------------------------------------------------
-// The proof
-
-// Counts the contributions of an action, and extends its rank's range of units. Messages set flags
-// at a neighbouring unit.
-static inline void validator_count_action(Validator *v, const Action *a) {
-    const UnitMap *map = v->map;
-    RankRun *rank = rank_run(v);
-    if (a->unit < 0) { return; }
-    rank->first = max_i64(0, min_i64(rank->first, a->unit - 1));
-    rank->end = min_i64(map->units, max_i64(rank->end, (int64_t)a->unit + 2));
-    const bool good = action_computes(a->kind) && a->unit < map->units && a->micro >= 0 &&
-                      a->micro < v->program->micro_batches;
-    if (good && a->kind == ACT_FORWARD) { micro_run(v, a->micro)->all++; }
-    for (int k = 0; good && k < map->of_unit_count[a->unit]; k++) {
-        const int storage = map->of_unit[a->unit][k];
-        const bool adds = action_contributes(map, a, storage);
-        span_run(v, a->micro, storage)->missing += adds;
-        storage_run(v, storage)->member |= adds || v->program->forward_only;
-    }
-}
-static inline void validator_start(Validator *v, const Program *p) {
-    const size_t ranks = p->ranks, micros = ranks * max_i64(p->micro_batches, 1),
-                 storages = ranks * p->map.storages, units = p->map.units;
-    memset(v, 0, sizeof *v);
-    v->program = p;
-    v->map = &p->map;
-    v->spans = 1;
-    for (int s = 0; s < p->map.storages; s++) {
-        v->spans = p->map.rule[s].reduces_often ? max_i64(p->micro_batches, 1) : v->spans;
-    }
-    v->ranks = new_array(RankRun, ranks, "validator");
-    v->units = new_array(UnitRun, micros * units, "validator");
-    v->micros = new_array(MicroRun, micros, "validator");
-    v->storages = new_array(StorageRun, storages, "validator");
-    v->span = new_array(SpanRun, storages * v->spans, "validator");
-    v->sample = new_array(unsigned char, p->map.units * p->samples, "validator");
-    for (size_t i = 0; i < storages; i++) {
-        v->storages[i].in_params = v->storages[i].in_grads = -1;
-    }
-    for (v->rank = 0; v->rank < p->ranks; v->rank++) {
-        rank_run(v)->first = p->map.units;
-        for (int i = 0; i < p->rank[v->rank].count; i++) {
-            validator_count_action(v, &p->rank[v->rank].actions[i]);
-        }
-    }
-}
-static inline void validator_stop(Validator *v) {
-    free_all(v->ranks, v->units, v->micros, v->storages, v->span, v->sample);
-}
-// Plays the program. A rank that waits for ever is a violation.
-static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {
-    int at;
-    const int stuck = schedule_walk(v->program, &at, visit, context);
-    validate_not_stuck(v, stuck, at, "");
-}
-
-// Proves the invariants in the head comment. Returns false on a violation, and describes the first
-// one in error. Pure, apart from that text.
-static inline bool schedule_validate(const Program *p, char *error, size_t error_bytes) {
-    Validator v;
-    validator_start(&v, p);
-    v.error = error;
-    v.error_bytes = error_bytes;
+    v.cell = new_array(ResourceState, v.cells, "the validator");
+    v.collectives = new_array(uint64_t, (int64_t)p->ranks * p->map.storages, "the validator");
     *error = 0;
-    validator_walk(&v, validator_visit, &v);
-    if (!*error) { validate_end(&v); }
-    validator_stop(&v);
+    validator_begin(&v);
+    const int stuck = walk_program(p, &at, !cyclic, validator_visit, &v);
+    if (stuck >= 0) {
+        validator_refuse(&v, stuck, &p->rank[stuck].actions[at],
+                         "deadlock: action %d waits for ever (peer %d)", at,
+                         p->rank[stuck].actions[at].peer);
+    }
+    if (!*error) { validator_end(&v); }
+    touch_plan_free(&v.plan);
+    free_all(v.cell, v.collectives);
     return !*error;
 }
-
-// Ends the program (EXIT_INPUT): an invalid schedule is a defect of train_gpt.
-__attribute__((noreturn)) static inline void schedule_refuse(const char *error) {
-    die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s",
-        error);
+// Proves a program of one step.
+static inline bool schedule_validate(const Program *p, char *error, size_t error_bytes) {
+    return validate_unrolled(p, NULL, NULL, error, error_bytes);
 }
-static inline void schedule_check(const Program *p) {
-    char error[400];
-    if (!schedule_validate(p, error, sizeof error)) { schedule_refuse(error); }
+// Proves steps of windows that overlap (schedule_cyclic; `window` is step 0's): without a pause,
+// and, if the run may have any, with one after every second step.
+static inline bool schedule_validate_steps(const Program *window, const CyclicPlan *cyclic,
+                                           const GptModel *model, char *error, size_t error_bytes) {
+    const int steps = cyclic_steps_to_check(cyclic);
+    bool valid = true;
+    for (int pause = steps; pause && valid; pause = pause > 2 && cyclic->pauses ? 2 : 0) {
+        Program program = cyclic_unroll(window, cyclic, steps, pause);
+        valid = validate_unrolled(&program, cyclic, model, error, error_bytes);
+        cyclic_window_free(&program);
+    }
+    return valid;
 }
 
 #endif

@@ -140,6 +140,10 @@ static inline void walk_count_members(Walk *w) {
     }
     for (int s = 0; s < p->map.storages; s++) { w->storage[s].first = -1; }
 }
+// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index
+// of the action that this rank has reached. collectives_wait: a rank that starts a collective waits
+// there for all members. Transports may make it wait: they hold a limited number of collectives
+// (staged messages: two), and the next one waits until the oldest is complete.
 static inline int walk_program(const Program *p, int *at, bool collectives_wait,
                                ScheduleVisit visit, void *context) {
     Walk w = {.program = p,
@@ -162,23 +166,6 @@ static inline int walk_program(const Program *p, int *at, bool collectives_wait,
     *at = stuck < 0 ? 0 : w.rank[stuck].at;
     free_all(w.rank, w.awake, w.storage);
     return stuck;
-}
-// Walks through the program. Returns -1, or the first rank that is stuck for ever; *at: the index
-// of the action that this rank has reached.
-static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
-    return walk_program(p, at, false, visit, context);
-}
-static inline void walk_visit_nothing(void *context, int rank, const Action *action, int peer) {
-    (void)context;
-    (void)rank;
-    (void)action;
-    (void)peer;
-}
-// The same, if a rank that starts a collective (PREFETCH, REDUCE) waits there for all members.
-// Transports may make it wait: they hold a limited number of collectives (staged messages: two),
-// and the next one waits until the oldest is complete.
-static inline int schedule_walk_collectives(const Program *p, int *at) {
-    return walk_program(p, at, true, walk_visit_nothing, NULL);
 }
 
 #endif

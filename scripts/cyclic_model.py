@@ -10,8 +10,8 @@ schedule.
 
 The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
 parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
-data parallelism's all-reduce takes c times a forward pass. Deferred operations wait as
-executor/deferred.h says, and run between actions. A row of the table says, for a list:
+data parallelism's all-reduce takes c times a forward pass. Deferred operations wait for what LIST
+says, and run between actions. A row of the table says, for a list:
 
 bytes      the least time of a step in which the busiest link can carry its bytes
 alone      the time if no message shared its link with another: what the dependencies alone allow
@@ -40,10 +40,6 @@ from pathlib import Path
 
 from regular_files import read_regular
 
-PARAMETERS = {"SEND_PARAMETERS", "RECV_PARAMETERS", "UPDATE"}
-SUMS = {"SEND_SUM", "RECV_SUM", "REDUCE", "ADD", "UPDATE"}
-BEFORE_GRADIENT = {"SEND_SUM", "REDUCE", "UPDATE"}
-MAKES = {"RECV_PARAMETERS", "UPDATE"}  # a new version
 STEPS = 14
 # all else that waits needs the buffer of a gradient
 WAITS = {"ACQUIRE": "parameters", "STATS": "statistics"}
@@ -71,10 +67,6 @@ class Model:
         self.free_statistics, self.latency = options.free_statistics, options.latency
         self.forward = self.layers + self.head
 
-    def storages(self, unit):
-        last = self.layers + 1
-        return [0, 1] if unit == 0 else [last + 1, 0] if unit == last else [unit + 1]
-
     def cost(self, action):
         if action["kind"] not in ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"):
             return 0
@@ -83,15 +75,22 @@ class Model:
 
 
 def read(text):
-    """The list of each rank."""
-    lists = []
+    """The list of each rank. Of an action, "waits" and "after" are what must be done before the list
+    reaches it, and before it runs if it is deferred: pairs of windows before, and an index."""
+    lists, orders = [], []
     for line in text.splitlines():
-        if re.match(r"rank \d+: ", line):
+        if re.match(r"rank \d+: order", line):
+            orders.append(lists[len(orders)])
+        elif re.match(r"rank \d+: ", line):
             lists.append([])
-        found = re.match(r"\s+\d+ (\w+)\s*(.*)", line)
-        if lists and found:
-            words = re.findall(r"(storage|unit|version|peer|step) +(-?\d+)", found[2])
-            lists[-1].append({"kind": found[1], **{name: int(n) for name, n in words}})
+        found = re.match(r"\s+(\d+) (\w+)\s*(.*)", line)
+        if lists and found and orders:
+            before = [tuple(map(int, pair)) for pair in re.findall(r"(\d+):(\d+)", found[3])]
+            orders[-1][int(found[1])]["after" if found[2] == "is" else "waits"] = before
+        elif lists and found:
+            words = re.findall(r"(storage|unit|peer|step) +(-?\d+)", found[3])
+            action = {"kind": found[2], "waits": [], **{name: int(n) for name, n in words}}
+            lists[-1].append(action)
     return lists
 
 
@@ -124,79 +123,33 @@ class Rank:
 
     def __init__(self, model, window):
         self.list, self.at, self.busy, self.doing = [], 0, 0.0, False
-        self.queue, self.open, self.begins = [], defaultdict(set), []
-        self.sends = set()  # messages under way
-        self.version, self.places = {}, defaultdict(lambda: 1)
+        self.queue, self.begins = [], []
+        self.open = set()  # deferred operations that are not done: window, index
+        self.statistics = set()  # messages of statistics under way
+        self.sends = set()  # other messages that it sends, under way
         work = 0.0
         for step in range(STEPS):
-            for action in window:
-                a = dict(action, begins=work, step=step + action.get("step", 0))
-                a["place"] = len(self.list)
-                if a["kind"] == "UPDATE":
-                    a["version"] = step + 1
-                elif a["kind"] in PARAMETERS or a["kind"] == "ACQUIRE":
-                    a["version"] += step
+            for at, action in enumerate(window):
+                a = dict(action, begins=work, name=(step, at), place=len(self.list))
+                for key in {"waits", "after"} & set(action):
+                    a[key] = [(step - back, before) for back, before in action[key]]
                 work += model.cost(a)
                 self.list.append(a)
-        self.plan_places()
         self.plan_needs()
 
-    def plan_places(self):
-        """Two versions, where a new one comes before the last use of the old one."""
-        newest = {}
-        for a in self.list:
-            storage = a.get("storage")
-            if a["kind"] in MAKES:
-                self.version.setdefault(storage, a["version"] - 1)
-                newest[storage] = a["version"]
-            elif a["kind"] in ("ACQUIRE", "SEND_PARAMETERS"):
-                if a["version"] < newest.get(storage, a["version"]):
-                    self.places[storage] = 2
-
     def plan_needs(self):
-        """When the list needs what a message brings."""
-        use, added = {}, {}
+        """When the list needs what a message brings: at the first action that it must precede."""
+        need = {}
         for a in reversed(self.list):
-            kind, storage = a["kind"], a.get("storage")
-            if kind in ("ACQUIRE", "SEND_PARAMETERS"):
-                use[storage, a["version"]] = a["begins"]
-            elif kind in ("REDUCE", "ADD"):
-                added[storage] = a["begins"]
-            elif kind == "RECV_PARAMETERS":
-                a["need"] = use.get((storage, a["version"]), 1e9)
-            elif kind == "RECV_SUM":
-                a["need"] = added.get(storage, 1e9)
-
-    def place(self, a):
-        return a["storage"], a["version"] % self.places[a["storage"]]
-
-    def blocked(self, a):
-        """Whether a message is open that a deferred operation waits for."""
-        kind = a["kind"]
-        if kind == "ADD":
-            return bool(self.open["RECV_SUM", a["storage"]])
-        if kind not in PARAMETERS:
-            return False
-        sent = kind in MAKES and self.open["SEND_PARAMETERS", *self.place(a)]
-        return bool(sent or self.open["RECV_PARAMETERS", *self.place(a)])
-
-    def deferred(self, kinds, storage=None):
-        return any(a["kind"] in kinds and storage in (None, a["storage"]) for a in self.queue)
+            a["need"] = need.get(a["name"], 1e9)
+            for before in a["waits"] + a.get("after", []):
+                need[before] = a["begins"]
 
     def waits(self, model, a):
         """Whether the list waits before an action. free_statistics: STATS does not."""
-        kind, storage = a["kind"], a.get("storage")
-        if kind == "ACQUIRE":
-            late = self.version.get(storage, 0) < a["version"] and self.deferred(MAKES, storage)
-            return bool(late or self.open["RECV_PARAMETERS", *self.place(a)])
-        if kind == "STATS":
-            updates = any(b["kind"] == "UPDATE" and b["step"] == a["step"] for b in self.queue)
-            return not model.free_statistics and bool(
-                self.open["SEND_STATS",] or self.open["RECV_STATS",] or updates
-            )
-        made = model.storages(a["unit"]) if kind == "BACKWARD_WEIGHT" else []
-        made += [storage] if kind == "REDUCE" else []
-        return any(self.deferred(BEFORE_GRADIENT, s) or self.open["SEND_SUM", s] for s in made)
+        if a["kind"] == "STATS":
+            return not model.free_statistics and bool(self.statistics or self.open & {*a["waits"]})
+        return not self.open.isdisjoint(a["waits"])
 
 
 class Run:
@@ -223,11 +176,10 @@ class Run:
             message = Message(*ends, size / self.rate)
             posted.append((way, message))
         message.need = max(message.need, a.get("need", 0))
-        place = self.ranks[rank].place(a) if what == "PARAMETERS" else (a.get("storage"),)
-        key = (a["kind"],) if what == "STATS" else (a["kind"], *place)
-        self.ranks[rank].open[key].add(message)
-        message.ends.append((rank, key))
-        if way == "SEND" and what != "STATS":
+        message.ends.append((rank, a["name"]))
+        if what == "STATS":
+            self.ranks[rank].statistics.add(message)
+        elif way == "SEND":
             message.place = a["place"]
             self.ranks[rank].sends.add(message)
 
@@ -240,22 +192,17 @@ class Run:
         )
 
     def run_ready(self, number):
-        """Deferred operations, in order on each storage's parameters and on its sums."""
+        """Deferred operations whose predecessors are done. A message is done when it is complete."""
         rank, left, moved = self.ranks[number], [], False
-        lanes = {id(PARAMETERS): set(), id(SUMS): set()}
         for a in rank.queue:
-            mine = [lanes[id(kinds)] for kinds in (PARAMETERS, SUMS) if a["kind"] in kinds]
-            after = any(a["storage"] in lane for lane in mine)
-            if after or rank.blocked(a) or self.held(rank, a):
+            if not rank.open.isdisjoint(a["after"]) or self.held(rank, a):
                 left.append(a)
-                for lane in mine:
-                    lane.add(a["storage"])
                 continue
             moved = True
-            if a["kind"] in MAKES:
-                rank.version[a["storage"]] = a["version"]
             if "peer" in a:
                 self.post(number, a)
+            else:
+                rank.open.discard(a["name"])
         rank.queue = left
         return moved
 
@@ -276,8 +223,9 @@ class Run:
             if self.model.cost(a):
                 rank.busy, rank.doing = self.now + self.model.cost(a), True
                 return True
-            if a["kind"] in PARAMETERS | SUMS:
+            if "after" in a:
                 rank.queue.append(a)
+                rank.open.add(a["name"])
             elif "peer" in a:
                 self.post(number, a)
             rank.at += 1
@@ -326,8 +274,9 @@ class Run:
         done = [m for m in self.active if m.left <= TINY]
         self.active = [m for m in self.active if m.left > TINY]
         for m in done:
-            for rank, key in m.ends:
-                self.ranks[rank].open[key].discard(m)
+            for rank, name in m.ends:
+                self.ranks[rank].open.discard(name)
+                self.ranks[rank].statistics.discard(m)
                 self.ranks[rank].sends.discard(m)
         return bool(done)
 

@@ -30,9 +30,11 @@ static inline PendingRequests *store_version_requests(const Store *s, int storag
     return store_requests(s, storage, kind) + version % s->plan.rows[storage].p2p.places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
-    // a deferred operation must not wait: deferred_requests() has named every message that it needs
-    assert(!s->flight.in_deferred || !m->count);
-    for (int i = 0; i < m->count; i++) { comm_wait(s->memory.comm, &m->open[i]); }
+    for (int i = 0; i < m->count; i++) {
+        // a deferred operation must not wait: all messages that it needs precede it (order.h)
+        assert(!s->flight.in_deferred || comm_known_complete(s->memory.comm, m->open[i]));
+        comm_wait(s->memory.comm, &m->open[i]);
+    }
     m->count = 0;
 }
 // Posts a message of a storage's whole parameters or gradient (kind), to or from `peer`.
@@ -41,16 +43,6 @@ static inline void requests_post(Store *s, PendingRequests *m, bool send, StateK
     const CommLabel label = {kind == STATE_GRADIENT ? "gradient" : "parameters", storage, step};
     m->open[m->count++] = comm_message_begin(s->memory.comm, label, send, peer, channel, data,
                                              store_full_bytes(&s->plan, kind, storage));
-}
-// Returns the first message that is not known to be complete; number 0 if all are, and then the
-// list is empty.
-static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
-    for (int i = 0; i < m->count; i++) {
-        if (!comm_known_complete(s->memory.comm, m->open[i])) { return m->open[i]; }
-    }
-    const CommRequest none = {.number = 0};
-    m->count = 0;
-    return none;
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }

@@ -160,6 +160,7 @@ BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
 BINARY_CPP = os.path.join(ROOT, "build/train_gpt_cpp")
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
 FAULTY = os.path.join(ROOT, "build/train_gpt_faulty")
+TOUCHES = os.path.join(ROOT, "build/train_gpt_touches")
 MODEL, TOKENS, GOLDEN = (
     os.path.join(ROOT, "test/golden/gpt_tiny" + end)
     for end in ("_model.bin", "_tokens.bin", ".bin")

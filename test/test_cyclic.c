@@ -11,9 +11,9 @@
 #include "dataloader.h"
 #include "pipeline.h"
 #include "zero.h"
-#include "cyclic_proof.h" // cyclic_prove
-#include "mutations.h"    // both_accept
-#include "policies.h"     // ZERO_POLICY
+#include "mutations.h"
+#include "orders.h"
+#include "policies.h" // ZERO_POLICY
 
 #include "harness.h"
 
@@ -737,39 +737,33 @@ static void check_evaluation(const CyclicPlan *plan, const GptModel *m, int64_t 
     char error[900];
     if (plan->mode == CYCLIC_MODEL) { return; }
     Program p = program_of_model(plan, m, samples, false);
-    if (!both_accept(&p, error, sizeof error)) {
+    if (!schedule_validate(&p, error, sizeof error)) {
         fail_msg("%s of %d units, mode %d N %d, evaluated: %s", m->arch->name, m->units, plan->mode,
                  plan->N, error);
     }
     program_free(&p);
 }
-// The check of touches accepts steps, of which every pause-th drains.
-static void check_touches(const Program *window, const CyclicPlan *plan, const GptModel *m,
-                          int steps, int pause) {
+// The validator accepts steps, of which every pause-th drains.
+static void check_steps(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps,
+                        int pause) {
     char error[400];
     Program program = cyclic_unroll(window, plan, steps, pause);
-    if (!touch_check(&program, plan, m, error, sizeof error)) {
+    if (!validate_unrolled(&program, plan, m, error, sizeof error)) {
         fail_msg(
-            "%s rule %d mode %d N %d ranks %d slack %d pieces %d waits %d pause %d: touches: %s",
+            "%s rule %d mode %d N %d ranks %d slack %d pieces %d waits %d pauses %d (%d of %d) "
+            "recompute %d: %s",
             m->arch->name, plan->rule, plan->mode, plan->N, plan->ranks, plan->slack, plan->pieces,
-            plan->waits, pause, error);
+            plan->waits, plan->pauses, pause, steps, plan->recompute, error);
     }
     cyclic_window_free(&program);
 }
 static void check_valid(CyclicPlan *plan, int units, int steps, int pause) {
     const GptModel m = next_model(plan, units);
-    char error[400];
     // some have no samples
     const int64_t samples = plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1;
     Program window = window_of_model(plan, &m, samples);
     check_evaluation(plan, &m, samples);
-    check_touches(&window, plan, &m, steps, pause);
-    if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
-        fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute "
-                 "%d: %s",
-                 plan->rule, plan->mode, plan->N, plan->slack, plan->pieces, plan->waits,
-                 plan->pauses, pause, steps, plan->recompute, error);
-    }
+    check_steps(&window, plan, &m, steps, pause);
     program_free(&window);
 }
 // Rules, slacks, ways of sums, with and without updates that wait and steps that drain.
@@ -794,16 +788,30 @@ static void test_all_are_valid(void **state) {
     }
 }
 
-// Mode data in orders in which ranks put store work aside, drawn by lot: nobody waits for ever, no
-// place is written while a message uses it, and all rules hold.
-static void check_late(CyclicPlan *plan, int units, int pause, uint64_t seed) {
-    const GptModel m = next_model(plan, units);
-    char error[400];
-    Program window = window_of_model(plan, &m, plan->N * plan->pieces + 1);
-    if (!cyclic_prove_in_order(&window, plan, &m, 5, pause, true, seed, error, sizeof error)) {
-        fail_msg("rule %d N %d slack %d pieces %d waits %d pause %d seed %" PRIu64 ": %s",
-                 plan->rule, plan->N, plan->slack, plan->pieces, plan->waits, pause, seed, error);
+// Mode data in orders in which ranks defer store operations, drawn by lot: nobody waits for ever,
+// and the parameters at the end are made of the same values as in the order of the lists.
+static void check_orders(const Program *window, const CyclicPlan *plan, const GptModel *m,
+                         int pause, int orders) {
+    Program all = cyclic_unroll(window, plan, 5, pause);
+    const uint64_t expected = values_at_end(&all, plan, m);
+    for (int order = 0; order < orders; order++) {
+        const uint64_t seed = test_seed(1) + (uint64_t)order,
+                       found = orders_values(window, plan, m, pause, seed, -1);
+        if (found != expected) {
+            fail_msg(
+                "%s share %d x %d rule %d N %d slack %d pieces %d waits %d pause %d seed %" PRIu64
+                ": %s",
+                m->arch->name, (int)m->share.run, (int)m->share.cycle, plan->rule, plan->N,
+                plan->slack, plan->pieces, plan->waits, pause, seed,
+                found ? "other parameters than in the order of the lists" : "ranks wait for ever");
+        }
     }
+    cyclic_window_free(&all);
+}
+static void check_late(CyclicPlan *plan, int units, int pause, int orders) {
+    const GptModel m = next_model(plan, units);
+    Program window = window_of_model(plan, &m, plan->N * plan->pieces + 1);
+    check_orders(&window, plan, &m, pause, orders);
     program_free(&window);
 }
 static void test_all_are_valid_late(void **state) {
@@ -823,9 +831,7 @@ static void test_all_are_valid_late(void **state) {
             plan.pieces = N < 8 ? 1 + kind % 3 : 1;
             // of many ranks some rules
             const int orders = all ? 64 : N < 8 ? 4 : (kind + N / 8) % 5 == 0;
-            for (int seed = 0; seed < orders; seed++) {
-                check_late(&plan, units, plan.pauses ? 1 + kind % 3 : 5, seed);
-            }
+            check_late(&plan, units, plan.pauses ? 1 + kind % 3 : 5, orders);
             cyclic_free(&plan);
         }
     }
@@ -835,17 +841,9 @@ static void test_all_are_valid_late(void **state) {
 // others, so that gradients of several storages are in the making; in pieces, and with work put
 // aside.
 static void check_shared(const CyclicPlan *plan, const GptModel *m, int pause) {
-    char error[400];
     Program window = window_of_model(plan, m, plan->N * plan->pieces + 1);
-    check_touches(&window, plan, m, 5, pause);
-    for (int order = 0; order < 4; order++) {
-        if (!cyclic_prove_in_order(&window, plan, m, 5, pause, order > 0, (uint64_t)order, error,
-                                   sizeof error)) {
-            fail_msg("share %d x %d rule %d N %d slack %d pieces %d waits %d pause %d order %d: %s",
-                     (int)m->share.run, (int)m->share.cycle, plan->rule, plan->N, plan->slack,
-                     plan->pieces, plan->waits, pause, order, error);
-        }
-    }
+    check_steps(&window, plan, m, 5, pause);
+    check_orders(&window, plan, m, pause, 2);
     program_free(&window);
 }
 static void test_shared_blocks_are_valid(void **state) {
@@ -894,14 +892,6 @@ static void test_triangles_are_valid(void **state) {
 // Layouts as flags give them (cyclic_plan), drawn at random: what the program does not prove before
 // a run. With TEST_ALL=1 very many of them.
 
-// What the program does before each run: it accepts the windows, or refuses them.
-static void check_at_start(const Program *window, const CyclicPlan *plan, const GptModel *m,
-                           bool valid, const char *what) {
-    char error[400];
-    if (touch_check_steps(window, plan, m, error, sizeof error) != valid) {
-        fail_msg("%s: at the start it is %s: %s", what, valid ? "refused" : "accepted", error);
-    }
-}
 typedef struct {
     uint64_t seed, draws;
 } Draw;
@@ -969,7 +959,7 @@ static void check_layout(uint64_t seed, bool large) {
     CyclicPlan plan = cyclic_plan(&o, &m, ranks, samples, mode == CYCLIC_ZERO ? samples : micro);
     Program window = window_of_model(&plan, &m, samples);
     check_evaluation(&plan, &m, samples);
-    if (!cyclic_prove_all(&window, &plan, &m, error, sizeof error)) {
+    if (!schedule_validate_steps(&window, &plan, &m, error, sizeof error)) {
         fail_msg("seed %" PRIu64 " large %d: %s mode %d rule %d N %d ranks %d slack %d pieces %d "
                  "waits %d pauses %d recompute %d share %d x %d cut %s samples %d of %d units, "
                  "width %d, "
@@ -978,7 +968,6 @@ static void check_layout(uint64_t seed, bool large) {
                  plan.pieces, plan.waits, plan.pauses, plan.recompute, (int)share.run,
                  (int)share.cycle, cut, (int)samples, units, width, vocab, error);
     }
-    check_at_start(&window, &plan, &m, true, "a layout");
     program_free(&window);
     cyclic_free(&plan);
 }
@@ -1044,137 +1033,184 @@ enum { ANY = -1 };
 static const Damage damages[] = {
     // versions
     {"not acquired", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, DROP, 0,
-     "parameters of storage 2 are not acquired"},
-    {"acquired twice", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, REPEAT, 0, "is acquired already"},
-    {"released twice", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, REPEAT, 0, "is not acquired"},
+     "FORWARD unit 1 storage -1 micro-batch 2: not there, or not complete: acquired parameters (2, "
+     "0)"},
+    {"acquired twice", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, REPEAT, 0,
+     "ACQUIRE unit -1 storage 2 micro-batch -1: the place is taken: acquired parameters (2, 0)"},
+    {"released twice", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, REPEAT, 0,
+     "RELEASE unit -1 storage 2 micro-batch -1: not there, or not complete: acquired parameters "
+     "(2, 0)"},
     {"the version after next", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, 1,
-     "version 1 is not here: the newest is 0"},
+     "ACQUIRE unit -1 storage 2 micro-batch -1: not there, or not complete: parameters (2, 1)"},
     {"a version that is gone", DATA, 0, ACT_ACQUIRE, 2, ANY, 1, VERSION, -3,
-     "is not here|its forward had"},
-    {"another version backward", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, -1, "its forward had"},
-    {"updated twice", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, REPEAT, 0, "has not the sum of all"},
+     "FORWARD unit 1 storage -1 micro-batch 8: not there, or not complete: acquired parameters (2, "
+     "0)"},
+    {"another version backward", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, -1,
+     "FORWARD unit 1 storage -1 micro-batch 5: not there, or not complete: acquired parameters (2, "
+     "0)"},
+    {"updated twice", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, REPEAT, 0,
+     "UPDATE unit -1 storage 2 micro-batch -1: not there, or not complete: the sum of a gradient "
+     "(2, 0)"},
     {"not updated", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, DROP, 0,
-     "UPDATE unit -1 storage 2|the gradient of storage 2 is not whole"},
+     "STATS unit -1 storage -1 micro-batch -1: not there, or not complete: the square of a "
+     "gradient (0, 2)"},
     {"updated before the last sum", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, UP, 1,
-     "has not the sum of all"},
-    {"updated while it is used", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, DROP, 0, "is acquired already"},
-    {"updated by another", DATA, 3, ACT_UPDATE, 2, ANY, 0, KIND, ACT_RELEASE, "is not acquired"},
-    {"updated before the norm", WAITS, 2, ACT_STATS, ANY, ANY, 0, DOWN, 1, "the norm is not known"},
+     "UPDATE unit -1 storage 2 micro-batch -1: not there, or not complete: the sum of a gradient "
+     "(2, 0)"},
+    {"updated while it is used", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, DROP, 0,
+     "ACQUIRE unit -1 storage 2 micro-batch -1: the place is taken: acquired parameters (2, 0)"},
+    {"updated by another", DATA, 3, ACT_UPDATE, 2, ANY, 0, KIND, ACT_RELEASE,
+     "RELEASE unit -1 storage 2 micro-batch -1: not there, or not complete: acquired parameters "
+     "(2, 0)"},
+    {"updated before the norm", WAITS, 2, ACT_STATS, ANY, ANY, 0, DOWN, 1,
+     "UPDATE unit -1 storage 0 micro-batch -1: not there, or not complete: statistics (0, 0)"},
     // parameters that travel
     {"parameters not sent", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP_MESSAGE, 0,
-     "is not here"},
+     "ACQUIRE unit -1 storage 2 micro-batch -1: not there, or not complete: parameters (2, 1)"},
     {"parameters sent twice", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, REPEAT_MESSAGE, 0,
-     "does not follow"},
+     "RECV_PARAMETERS unit -1 storage 2 micro-batch -1: not there, or not complete: the newest "
+     "version (2, 0)"},
     {"parameters of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, MESSAGE_VERSION, 2,
-     "is not here to be sent"},
+     "SEND_PARAMETERS unit -1 storage 2 micro-batch -1: not there, or not complete: parameters (2, "
+     "0)"},
     {"one end of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, VERSION, 0, "deadlock"},
     {"parameters to nobody", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, PEER, 3, "deadlock"},
     {"one end missing", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP, 0, "deadlock"},
     // parameters that come for each use: of three ranks rank 0 owns storages 5 and 6, rank 1
     // storages 3 and 4
     {"a use without parameters", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, DROP_MESSAGE, 0,
-     "is not in its slot"},
+     "ACQUIRE unit -1 storage 3 micro-batch -1: not there, or not complete: borrowed parameters "
+     "(1, 3)"},
     {"parameters for one use twice", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, REPEAT_MESSAGE, 0,
-     "has come already"},
+     "RECV_PARAMETERS unit -1 storage 3 micro-batch -1: came already: borrowed parameters"},
     {"parameters of the other version", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_VERSION,
-     -1, "is not in its slot|is not here to be sent"},
+     -1,
+     "ACQUIRE unit -1 storage 3 micro-batch -1: not there, or not complete: borrowed parameters "
+     "(0, 3)"},
     {"parameters for another use", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_USE, 2,
-     "is not in its slot|is in use|of a later use|has come already"},
+     "ACQUIRE unit -1 storage 3 micro-batch -1: not there, or not complete: borrowed parameters "
+     "(1, 3)"},
     {"parameters in the room of another use", ZERO, 0, ACT_ACQUIRE, 3, ANY, 0, USE, 2,
-     "is not in its slot"},
+     "ACQUIRE unit -1 storage 3 micro-batch -1: not there, or not complete: the use of a slot (0, "
+     "0)"},
     {"a room that is still used", ZERO, 0, ACT_RELEASE, 3, ANY, 0, DROP, 0,
-     "in its slot is in use|is acquired already"},
+     "ACQUIRE unit -1 storage 3 micro-batch -1: the place is taken: acquired parameters (3, 0)"},
     {"parameters sent by another", ZERO, 2, ACT_SEND_PARAMETERS, 2, ANY, 0, STORAGE, 3,
      "is not here to be sent|deadlock"},
     {"an owner that does not add", ZERO, 1, ACT_ADD, ANY, 0, 0, DROP, 0,
-     "is not of those before it|has not been added"},
+     "REDUCE unit -1 storage 4 micro-batch 1: not there, or not complete: the sum of a gradient "
+     "(4, 0)"},
     {"an owner that updates before the last gradient", ZERO, 1, ACT_UPDATE, 3, ANY, 0, UP, 1,
-     "has not the sum of all"},
+     "UPDATE unit -1 storage 3 micro-batch -1: not there, or not complete: the sum of a gradient "
+     "(3, 0)"},
     {"a gradient that is not sent", ZERO, 0, ACT_SEND_SUM, 3, ANY, 0, DROP_MESSAGE, 0,
-     "is not here|its slot holds"},
+     "ADD unit -1 storage 3 micro-batch 0: not there, or not complete: a received gradient (3, 0)"},
     // sums
-    {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0, "gradient holds storage 2's"},
-    {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0, "runs twice"},
+    {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0,
+     "REDUCE unit -1 storage 2 micro-batch 2: not there, or not complete: the sum of a gradient "
+     "(2, 0)"},
+    {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0,
+     "REDUCE unit -1 storage 2 micro-batch 1: not there, or not complete: a gradient (1, 2)"},
     {"reduced before its gradient", SINGLE, 0, ACT_REDUCE, 2, 1, 0, UP, 1,
-     "contributions are still to come"},
+     "REDUCE unit -1 storage 2 micro-batch 1: not there, or not complete: a gradient (1, 2)"},
     {"reduced as another micro-batch", SINGLE, 0, ACT_REDUCE, 2, 1, 0, MICRO, 2,
-     "contributions are still to come"},
+     "REDUCE unit -1 storage 2 micro-batch 2: not there, or not complete: a gradient (1, 2)"},
     {"a sum not sent", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
-     "gradient holds|is not of those before it|is not here"},
+     "ADD unit -1 storage 6 micro-batch 1: not there, or not complete: a received gradient (6, 0)"},
     {"a sum sent twice", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0,
-     "has no such sum to send"},
+     "SEND_SUM unit -1 storage 6 micro-batch 1: not there, or not complete: a gradient (0, 6)"},
     {"a sum of another storage", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, STORAGE, 0, "deadlock"},
     {"a sum of another micro-batch", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, MICRO, 2, "deadlock"},
     {"a part not added", DATA, 0, ACT_ADD, ANY, 1, 0, DROP, 0,
-     "is not of those before it|has not been added|is not here"},
-    {"a part added twice", DATA, 0, ACT_ADD, ANY, 1, 0, REPEAT, 0, "the part is not here"},
-    {"a part added before its turn", DATA, 0, ACT_ADD, ANY, 1, 0, MICRO, 2, "the part is not here"},
+     "RECV_SUM unit -1 storage 6 micro-batch 2: the place is taken: a received gradient (6, 0)"},
+    {"a part added twice", DATA, 0, ACT_ADD, ANY, 1, 0, REPEAT, 0,
+     "ADD unit -1 storage 6 micro-batch 1: not there, or not complete: a received gradient (6, 0)"},
+    {"a part added before its turn", DATA, 0, ACT_ADD, ANY, 1, 0, MICRO, 2,
+     "ADD unit -1 storage 6 micro-batch 2: not there, or not complete: a received gradient (6, 0)"},
     {"a piece not added", PIECES, 0, ACT_REDUCE, 2, 0, 0, DROP, 0,
-     "gradient holds storage 2's|gradient holds"},
-    {"a piece added twice", PIECES, 0, ACT_REDUCE, 2, 0, 0, REPEAT, 0, "runs twice"},
+     "REDUCE unit -1 storage 2 micro-batch 1: not there, or not complete: a gradient (3, 2)"},
+    {"a piece added twice", PIECES, 0, ACT_REDUCE, 2, 0, 0, REPEAT, 0,
+     "REDUCE unit -1 storage 2 micro-batch 0: not there, or not complete: a gradient (1, 2)"},
     {"a piece added as another", PIECES_DATA, 1, ACT_REDUCE, 2, 1, 0, MICRO, 5,
-     "contributions are still to come"},
+     "REDUCE unit -1 storage 2 micro-batch 5: not there, or not complete: a gradient (1, 2)"},
     {"a sum sent before its last piece", PIECES_DATA, 1, ACT_REDUCE, 2, 5, 0, DROP, 0,
-     "has no such sum to send|gradient holds"},
+     "SEND_SUM unit -1 storage 2 micro-batch 5: not there, or not complete: a gradient (3, 2)"},
     {"updated before the last piece", PIECES, 0, ACT_UPDATE, 2, ANY, 0, UP, 1,
-     "has not the sum of all"},
+     "UPDATE unit -1 storage 2 micro-batch -1: not there, or not complete: the sum of a gradient "
+     "(2, 0)"},
     {"a part not added by the owner", DATA, 3, ACT_ADD, ANY, 1, 0, DROP, 0,
-     "is not of those before it|has not been added"},
+     "RECV_SUM unit -1 storage 2 micro-batch 2: the place is taken: a received gradient (2, 0)"},
     // compute and places
-    {"a forward twice", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, REPEAT, 0, "runs twice"},
+    {"a forward twice", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, REPEAT, 0,
+     "FORWARD unit 2 storage -1 micro-batch 0: the place is taken: activations (2, 0)"},
     {"no forward", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, DROP, 0,
-     "its input is not there|its forward has not run|gradient of its output"},
+     "FORWARD unit 3 storage -1 micro-batch 0: not there, or not complete: the input of a unit (3, "
+     "0)"},
     {"no weight part", SINGLE, 0, ACT_BACKWARD_WEIGHT, 2, ANY, 0, DROP, 0,
-     "its gradient is not here|contributions are still to come"},
+     "REDUCE unit -1 storage 3 micro-batch 0: not there, or not complete: a gradient (1, 2)"},
     {"no input part", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, DROP, 0,
-     "its backward input has not run|gradient of its output"},
-    {"of other rows", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, ROWS, 0, "rows differ"},
-    {"not computed again", RECOMPUTES, 0, ACT_RECOMPUTE, 2, ANY, 0, DROP, 0, "were not recomputed"},
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: none is taken: places of weight parts"},
+    {"of other rows", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, ROWS, 0,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: none is taken: places of weight parts"},
+    {"not computed again", RECOMPUTES, 0, ACT_RECOMPUTE, 2, ANY, 0, DROP, 0,
+     "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: not there, or not complete: recomputed "
+     "activations (0, 0)"},
     // messages of stages
     {"activations not sent", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, DROP_MESSAGE, 0,
-     "its input is not there"},
+     "FORWARD unit 2 storage -1 micro-batch 2: not there, or not complete: the input of a unit (2, "
+     "0)"},
     {"activations sent twice", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, REPEAT_MESSAGE, 0,
-     "has come already"},
+     "FORWARD unit 2 storage -1 micro-batch 2: not there, or not complete: the input of a unit (2, "
+     "0)"},
     {"gradients not sent", MODEL, 1, ACT_SEND_BACKWARD, ANY, ANY, 0, DROP_MESSAGE, 0,
-     "the gradient of its output is not there|its backward input has not run"},
+     "BACKWARD_INPUT unit 1 storage -1 micro-batch 0: not there, or not complete: the gradient of "
+     "its output (2, 0)"},
     {"the head's part not sent", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, DROP_MESSAGE, 0,
-     "gradient holds|the head's part is missing"},
+     "REDUCE unit -1 storage 0 micro-batch 1: not there, or not complete: a gradient (2, 1)"},
     {"the head's part sent twice", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, REPEAT_MESSAGE, 0,
-     "has no such part to send"},
+     "SEND_PART unit -1 storage 0 micro-batch 1: not there, or not complete: a gradient (2, 0)"},
     // triangles, in which stage 1 is of ranks 3 and 4, and has storages 3 and 4. A change is of the
     // windows of even steps
     {"of another's turn", TRIANGLE, 3, ACT_FORWARD, 2, ANY, 0, DROP, 0,
-     "its input is not there|its forward has not run|gradient of its output"},
+     "FORWARD unit 3 storage -1 micro-batch 2: not there, or not complete: the input of a unit (3, "
+     "0)"},
     {"a turn's gradient not sent", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
-     "gradient holds|is not of those before it|is not here"},
+     "ADD unit -1 storage 4 micro-batch 1: not there, or not complete: a received gradient (4, 0)"},
     {"a turn's gradient sent twice", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0,
-     "has no such sum to send"},
+     "SEND_SUM unit -1 storage 4 micro-batch 1: not there, or not complete: a gradient (0, 4)"},
     {"a turn's gradient not added", TRIANGLE, 3, ACT_ADD, ANY, ANY, 0, DROP, 0,
-     "is not of those before it|has not been added|has not the sum"},
+     "REDUCE unit -1 storage 4 micro-batch 2: not there, or not complete: the sum of a gradient "
+     "(4, 0)"},
     {"a turn without the new version", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, DROP_MESSAGE,
-     0, "is not here|does not follow"},
+     0, "ACQUIRE unit -1 storage 3 micro-batch -1: not there, or not complete: parameters (3, 1)"},
     {"a turn's version twice", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, REPEAT_MESSAGE, 0,
-     "does not follow"},
+     "RECV_PARAMETERS unit -1 storage 3 micro-batch -1: not there, or not complete: the newest "
+     "version (3, 0)"},
     {"a stage that is not updated", TRIANGLE, 3, ACT_UPDATE, ANY, ANY, 0, DROP, 0,
-     "is not here to be sent|is not whole"},
+     "STATS unit -1 storage -1 micro-batch -1: not there, or not complete: the square of a "
+     "gradient (0, 4)"},
     {"the head's part to another's turn", TRIANGLE, 5, ACT_SEND_PART, 0, ANY, 0, PEER, 3,
      "deadlock"},
     {"a turn's piece not added", PIECES_TRIANGLE, 4, ACT_ADD, ANY, ANY, 0, DROP, 0,
-     "the pieces before it are not here|has not been added|has not the sum"},
+     "REDUCE unit -1 storage 4 micro-batch 1: not there, or not complete: a gradient (3, 4)"},
     {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0,
-     "gradient holds|the part is not here"},
+     "ADD unit -1 storage 4 micro-batch 0: not there, or not complete: a received gradient (4, 0)"},
     // the tally
     {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, -1, DROP, 0,
-     "has no statistics of this step to send"},
-    {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, -1, REPEAT, 0, "has added already"},
+     "SEND_STATS unit -1 storage -1 micro-batch -1: not there, or not complete: statistics (0, 0)"},
+    {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, -1, REPEAT, 0,
+     "STATS unit -1 storage -1 micro-batch -1: not there, or not complete: received statistics (0, "
+     "0)"},
     {"a rank adds before it is done", DRAWN, 3, ACT_STATS, ANY, ANY, 0, UP, 30,
-     "is not whole|a loss of"},
+     "STATS unit -1 storage -1 micro-batch -1: not there, or not complete: the square of a "
+     "gradient (0, 0)"},
     {"a rank adds a step that is under way", DATA, 0, ACT_STATS, ANY, ANY, -1, STEP, 0,
-     "is not whole|has added already|no statistics of this step|has not heard"},
+     "SEND_STATS unit -1 storage -1 micro-batch -1: not there, or not complete: statistics (0, 0)"},
     {"a rank adds when its losses are gone", DATA, 3, ACT_STATS, ANY, ANY, -1, STEP, -2,
-     "is written over|no statistics of this step"},
+     "SEND_STATS unit -1 storage -1 micro-batch -1: not there, or not complete: statistics (0, 0)"},
     {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, -1, DROP_MESSAGE, 0,
-     "has not heard of all ranks"},
+     "STATS unit -1 storage -1 micro-batch -1: not there, or not complete: received statistics (0, "
+     "0)"},
     {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH,
      "is no part of these schedules"},
 };
@@ -1269,19 +1305,12 @@ static void test_damage_is_refused(void **state) {
         const GptModel m = model_of(6);
         Program window = window_of(&plan, plan.N * plan.pieces);
         char error[400];
-        assert_true(cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error));
+        assert_true(schedule_validate_steps(&window, &plan, &m, error, sizeof error));
         damage(&window, d);
-        const bool valid = cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error);
+        const bool valid = schedule_validate_steps(&window, &plan, &m, error, sizeof error);
         if (valid || !says(error, d->expected)) {
             print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected,
                         valid ? "VALID " : "", error);
-            wrong++;
-        }
-        check_at_start(&window, &plan, &m, false, d->name);
-        // of a list that is put off, the order may not matter
-        const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_STATS && d->change != UP;
-        if (late && cyclic_prove_in_order(&window, &plan, &m, 4, 4, true, i, error, sizeof error)) {
-            print_error("%s: valid where work is put aside\n", d->name);
             wrong++;
         }
         program_free(&window);
@@ -1291,10 +1320,6 @@ static void test_damage_is_refused(void **state) {
 }
 
 // Random single mutations of windows: of each base, and of plans with other rules.
-static bool proof_verdict(const Program *p, const void *context, char *error, size_t bytes) {
-    const MutationCase *c = (const MutationCase *)context;
-    return cyclic_prove(p, c->cyclic, c->model, c->steps, c->steps, error, bytes);
-}
 static void test_mutations_are_refused_or_harmless(void **state) {
     (void)state;
     static const char *const names[] = {
@@ -1312,8 +1337,7 @@ static void test_mutations_are_refused_or_harmless(void **state) {
             plan.rule = i == 1 || base == WAITS ? CYCLIC_V1 : CYCLIC_V2;
             plan.slack = i == 2;
             Program window = window_of_model(&plan, &m, plan.N * plan.pieces + i % 2);
-            MutationCase of = {.cyclic = &plan, .model = &m, .steps = 4, .old = proof_verdict};
-            of.context = &of;
+            const MutationCase of = {.cyclic = &plan, .model = &m, .steps = 4};
             mutate_program(&window, &of, names[base], each, seed + i, &sum);
             program_free(&window);
             cyclic_free(&plan);
@@ -1322,123 +1346,32 @@ static void test_mutations_are_refused_or_harmless(void **state) {
     }
 }
 
-// What the proof accepts: the embedding, whose backward pass reads no parameters, with a version
-// that the rule does not give it; complete statistics that a rank does not take.
-static void test_touches_see_more_than_the_proof(void **state) {
+// Each predecessor that is forgotten lets some order compute something else, or wait for ever, or it
+// changes nothing.
+static void test_predecessors_are_needed(void **state) {
     (void)state;
-    const Damage more[] = {
-        {"version", SINGLE, 0, ACT_ACQUIRE, 1, ANY, 1, VERSION, -1, "parameters"},
-        {"statistics", TRIANGLE, 5, ACT_STATS, ANY, ANY, -1, DROP, 0, "statistics"}};
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
-        CyclicPlan plan = base_plan(more[i].base);
-        const GptModel m = model_of(6);
-        Program window = window_of(&plan, plan.N * plan.pieces);
-        char error[400];
-        damage(&window, &more[i]);
-        if (!cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error)) {
-            fail_msg("%s: %s", more[i].name, error);
+    int needed = 0, all = 0;
+    CyclicPlan plan = plan_of(CYCLIC_V2, CYCLIC_DATA, 3, 0, 5);
+    const GptModel m = next_model(&plan, 5);
+    Program window = window_of_model(&plan, &m, 4), program = cyclic_unroll(&window, &plan, 5, 5);
+    const uint64_t expected = values_at_end(&program, &plan, &m);
+    for (int i = 0; i < window.rank[0].count; i++) {
+        Order order = window_order(&window, &plan, &m, 0);
+        const bool has = order.part[1][i].count > 0;
+        order_free(&order);
+        for (uint64_t seed = 0; seed < 8 && has; seed++) {
+            if (orders_values(&window, &plan, &m, 5, seed, i) != expected) {
+                needed++;
+                break;
+            }
         }
-        if (touch_check_steps(&window, &plan, &m, error, sizeof error) ||
-            !strstr(error, more[i].expected)) {
-            fail_msg("%s: touches: %s", more[i].name, error);
-        }
-        program_free(&window);
-        cyclic_free(&plan);
+        all += has;
     }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Deferred operations keep the order of what they touch
-
-typedef struct {
-    const TouchPlan *plan;
-    const Program *program;
-    const P2p *p2p;   // [ranks]
-    unsigned without; // BEFORE_ bit that is left out, to see that it is needed
-    int conflicts, open;
-    char *error;
-    size_t bytes;
-} Deferral;
-// Does the rank run the second action after the first, which may be deferred (executor/deferred.h)?
-static bool deferral_orders(const Deferral *d, int rank, const Touch *t, const Action *first,
-                            const Action *second) {
-    const UnitMap *map = &d->program->map;
-    const unsigned before = action_table[first->kind].is & ~d->without;
-    const bool both = action_is(second->kind, ON_PARAMETERS | ON_SUM),
-               same = first->storage == second->storage;
-    // REDUCE ends the gradient of a piece at once; only the sum of earlier micro-batches waits
-    const bool ends = first->kind == ACT_REDUCE && t->of == RES_GRADIENT &&
-                      (t->a == BUFFER_OF_CLASS || t->a == BUFFER_OF_HEAD);
-    if (ends || (both && deferred_conflict(first, second))) { return true; }
-    if (second->kind == ACT_REDUCE) { return same && (before & BEFORE_GRADIENT); }
-    if (second->kind == ACT_STATS && first->kind == ACT_UPDATE && first->step < second->step) {
-        // in between stands the REDUCE of that step, which waits for the update, too
-        return deferred_before_stats(&d->p2p[rank]) & action_table[ACT_REDUCE].is & ~d->without;
-    }
-    if (second->kind == ACT_STATS) {
-        return (before & deferred_before_stats(&d->p2p[rank])) && first->step == second->step;
-    }
-    // a compute action reads what its ACQUIRE has waited for
-    if (second->kind == ACT_ACQUIRE || t->of == RES_PARAMETERS) { return before & BEFORE_USE; }
-    return same ? action_contributes(map, second, first->storage) && (before & BEFORE_GRADIENT)
-                : action_computes(second->kind) &&
-                      action_contributes(map, second, first->storage) && (before & BEFORE_GRADIENT);
-}
-static void deferral_visit(void *context, int rank, const Touch *t, const Action *first,
-                           const Action *second) {
-    Deferral *d = (Deferral *)context;
-    if (!action_is(first->kind, ON_PARAMETERS | ON_SUM)) { return; } // it is never deferred
-    d->conflicts++;
-    if (deferral_orders(d, rank, t, first, second)) { return; }
-    if (!d->open++) {
-        snprintf(
-            d->error, d->bytes, "%s storage %d step %d, %s storage %d unit %d step %d: %s (%d)",
-            action_name(first->kind), first->storage, (int)first->step, action_name(second->kind),
-            second->storage, second->unit, (int)second->step, resource_text(t->of), (int)t->a);
-    }
-}
-static int open_conflicts(const CyclicPlan *plan, const GptModel *m, unsigned without, char *error,
-                          size_t bytes) {
-    char refused[400];
-    P2p p2p[MOST];
-    Program window = window_of_model(plan, m, plan->N * plan->pieces + 1),
-            program = cyclic_unroll(&window, plan, 5, 5);
-    for (int r = 0; r < plan->ranks; r++) { p2p[r] = cyclic_p2p(plan, m, r); }
-    Deferral d = {
-        .program = &program, .p2p = p2p, .without = without, .error = error, .bytes = bytes};
-    if (!touch_check_with(&program, plan, m, deferral_visit, &d, refused, sizeof refused)) {
-        fail_msg("%s", refused);
-    }
-    assert_true(d.conflicts > 0 || plan->N == 1);
-    for (int r = 0; r < plan->ranks; r++) { p2p_free(&p2p[r], m->storages); }
+    assert_true(all > 10);
+    assert_true(2 * needed > all);
     cyclic_window_free(&program);
     program_free(&window);
-    return d.open;
-}
-// Every conflict of a deferred operation is one that the executor keeps in order, and each BEFORE_
-// bit is needed for some.
-static void test_deferred_operations_keep_their_order(void **state) {
-    (void)state;
-    const unsigned bits[] = {BEFORE_GRADIENT, BEFORE_USE, BEFORE_NORM, BEFORE_STATISTICS};
-    int needed[4] = {0};
-    char error[400];
-    for (int i = 0; i < 7 * 4 * 3; i++) {
-        const int N = 1 + i % 7, rule = i / 7 % 4;
-        CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3,
-                                  (int)max_i64(N, 3) + i % 3);
-        plan.waits = rule == 1;
-        plan.pieces = 1 + i / 28;
-        const GptModel m = next_model(&plan, (int)max_i64(N, 3) + i % 3);
-        if (open_conflicts(&plan, &m, 0, error, sizeof error)) {
-            fail_msg("rule %d N %d waits %d pieces %d: %s", plan.rule, N, plan.waits, plan.pieces,
-                     error);
-        }
-        for (int k = 0; k < 4; k++) {
-            needed[k] += open_conflicts(&plan, &m, bits[k], error, sizeof error) > 0;
-        }
-        cyclic_free(&plan);
-    }
-    for (int k = 0; k < 4; k++) { assert_true(needed[k] > 0); }
+    cyclic_free(&plan);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1797,8 +1730,7 @@ int main(void) {
         cmocka_unit_test(test_random_layouts_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_mutations_are_refused_or_harmless),
-        cmocka_unit_test(test_touches_see_more_than_the_proof),
-        cmocka_unit_test(test_deferred_operations_keep_their_order),
+        cmocka_unit_test(test_predecessors_are_needed),
         cmocka_unit_test(test_stability),
         cmocka_unit_test(test_the_program_is_the_reference),
     };

@@ -16,7 +16,7 @@ import json
 import random
 
 import harness
-from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, Job, at_once, scratch, shard
+from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, TOUCHES, Job, at_once, scratch, shard
 
 COUNT = 1000 if ALL else 20
 VOCAB = 256
@@ -111,6 +111,12 @@ class Drawn:
         self.layout["pipeline"] = ",".join(f"{u}:{r}" for u, r in zip(units, replicas))
         self.layout["pipeline_schedule"] = draw.choice(("gpipe", "dapple", "zero-bubble"))
 
+    def says_what_it_touches(self):
+        """test/train_gpt_touches.c checks this layout."""
+        unchecked = {"cyclic", "dp_noise", "delink_at", "offload", "zero_quantized_gradients"}
+        given = {name for name, value in {**self.same, **self.layout}.items() if value is not None}
+        return not given & unchecked
+
     def tolerances(self):
         if self.rounds:
             return LOSS_ROUNDED, NORM_ROUNDED
@@ -148,17 +154,36 @@ class Layouts(harness.TestCase):
             "validation": [event["loss"] for event in job.of("val")],
         }
 
+    def assert_told(self, job, other, tolerances, what):
+        expected, (loss, norm) = self.told(other), tolerances
+        for name, found in self.told(job).items():
+            limit = norm if name == "norm" else loss
+            self.assert_close(found, expected[name], limit, f"{name} of {what}")
+
     def test_drawn(self):
         def check(number):
             draw = random.Random(f"{SEED} layout {number}")
             case, job, one = self.accepted(draw)
             what = f"layout {number} of seed {SEED}: {json.dumps({**case.same, **case.layout})}"
-            expected, (loss, norm) = self.told(one), case.tolerances()
-            for name, found in self.told(job).items():
-                limit = norm if name == "norm" else loss
-                self.assert_close(found, expected[name], limit, f"{name} of {what}")
+            self.assert_told(job, one, case.tolerances(), what)
 
         at_once(check, range(COUNT))
+
+    def test_actions_touch_what_they_say(self):
+        """While an action runs, whatever it does not touch (schedule/touches.h) is not a number, in
+        test/train_gpt_touches.c: what a step computes does not change."""
+
+        def check(number):
+            draw = random.Random(f"{SEED} touches {number}")
+            while True:
+                case, job, _ = self.accepted(draw)
+                if case.says_what_it_touches():
+                    break
+            flags = {**case.same, **case.layout}
+            checked = Job(binary=TOUCHES, **self.data, **flags).done()
+            self.assert_told(checked, job, (SAME, 2 * SAME_NORM), json.dumps(flags))
+
+        at_once(check, range(COUNT // 2))
 
 
 if __name__ == "__main__":
