@@ -846,6 +846,17 @@ class Disk(Check):
             if layout.get("ranks", 1) == 1:
                 self.assertGreater(job.end()["offload"]["measured"]["disk"], 0, (layout, update))
 
+    def test_slices_without_elements(self):
+        """Of blocks of 244 elements the second rank of their stage has none, so it has no disk."""
+        small = dict(model=f"layers=4,heads=1,channels=4,vocab={VOCAB}", micro_batch=1)
+        small.update(ranks=4, pipeline="2:1,2:2,2:1", zero=1)
+        disk = dict(small, offload="optimizer")
+        expected, *jobs = self.trained(
+            [small, *[dict(disk, offload_update=u, offload_dir=scratch()) for u in UPDATES]]
+        )
+        for job, update in zip(jobs, UPDATES):
+            self.assert_same(job, expected, update)
+
     def test_formulas(self):
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             for update in UPDATES:

@@ -1025,7 +1025,7 @@ FAULTS = [
     (
         "muon, 3 ranks",
         "state/matrices.h",
-        "x->of[i].home[k] = {home ==> (home + owners->me) % owners->n};",
+        "rows[i].exchange.home[k] = {home ==> (home + owners->me) % owners->n};",
     ),
     # learning rates
     ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
