@@ -276,9 +276,9 @@ class Gradients(Check):
             self.assert_same(job, expect, (layout, update))
             less = (
                 self.assertLessEqual
-                if "pipeline" in layout and "share" in layout
+                if "share" in layout
                 else self.assertLess
-            )  # a stage's only block has no other to share a room with
+            )  # the only blocks of a rank may have a room each
             less(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
 
     def test_formulas(self):
