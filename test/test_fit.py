@@ -252,7 +252,7 @@ class Fit(harness.TestCase):
         self.assertEqual(found, {"1x4": False, "2x2": True, **uneven})
 
     def test_micro_batches_of_pipelines(self):
-        """Each size that divides the samples of a step is tried, and no other unless it is given."""
+        """Each size that divides the samples of a step is tried; another one if it is given."""
         words = ["--fit", "--dry-run", "--model", "layers=2,heads=4,channels=64,vocab=1000"]
         words += ["--seq-len", 64, "--pipeline", "2:1,2:1", "--pipeline-schedule", "gpipe"]
         words += ["--zero", 0, "--zero-quantized-gradients", 0, "--offload", "none"]
