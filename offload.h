@@ -1,6 +1,6 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888; docs/offload.md): which
 // states are stored on the host or on disk, chosen for each storage and kind (policy.h: Offload).
-// state/host.h moves and updates them.
+// state/update.h moves and updates them.
 //
 // Order       States whose offloading costs least go first, in bytes moved for each byte freed:
 //             optimizer states move once a step, gradients in each micro-batch, parameters for each
@@ -44,14 +44,13 @@ static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind k
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
-    return store_holds(s, storage) && s->layout.owners.storage[storage].turns &&
-           !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->rows[storage].rule.turns && !zero_param_apart(&s->policy);
 }
 // Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
 static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
-    const Owners *h = &s->layout.owners;
-    return o->gradients && store_holds(s, storage) && !h->storage[storage].tied &&
-           (h->storage[storage].turns || owner_count(h, storage) > 1);
+    const StorageRow *row = &s->rows[storage];
+    return o->gradients && store_holds(s, storage) && !row->rule.tied &&
+           (row->rule.turns || row->owners->all.n > 1);
 }
 // What this rank may offload.
 typedef struct {
@@ -250,45 +249,45 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
     return comm_agree_max(comm, more != 0);
 }
 
-// Returns the bytes that an update moves to the device (in) or to the host, for each element of a
-// storage. again: with its second part (state/matrices.h).
-static inline int64_t offload_element_bytes(const StatePlan *s, int storage, bool in, bool second) {
-    PiecePart parts[PIECE_PARTS];
-    int64_t bytes = 0;
-    for (int k = store_piece_parts(s, s->policy.offload, storage, second, parts) - 1; k >= 0; k--) {
-        bytes += (in ? parts[k].in : parts[k].out) ? parts[k].size : 0;
-    }
-    return bytes;
-}
 // Does the action copy parameters from the host? A gather from hpZ secondary copies does not.
 static inline bool offload_brings(const StatePlan *s, const Action *a) {
     return a->kind == ACT_PREFETCH && !a->secondary &&
            store_on_host(s, STATE_PARAMETERS, a->storage);
 }
-// Counts the bytes that a step moves: moved[0] to the device, moved[1] to the host. block_bytes: of
-// one block's offloaded activations.
-static inline void offload_moves(const StatePlan *s, const Schedule *step, size_t block_bytes,
-                                 int64_t moved[2]) {
-    for (int way = 0; way < 2; way++) {
-        moved[way] = 0;
-        for (int i = 0; i < s->model->storages; i++) {
-            const int parts = store_in_parts(s, i) ? 2 : 1;
-            for (int part = 0; part < parts; part++) {
-                moved[way] +=
-                    store_own_elements(s, i) * offload_element_bytes(s, i, !way, part > 0);
-            }
+// Returns the bytes that an update copies for each element of a storage. second: with the second
+// part of the update (state/matrices.h).
+static inline HostTraffic offload_element_bytes(const StatePlan *s, int storage, bool second) {
+    PiecePart parts[PIECE_PARTS];
+    HostTraffic bytes = {0, 0};
+    for (int k = store_piece_parts(s, s->policy.offload, storage, second, parts) - 1; k >= 0; k--) {
+        bytes.to_device += parts[k].in ? parts[k].size : 0;
+        bytes.to_host += parts[k].out ? parts[k].size : 0;
+    }
+    return bytes;
+}
+// Returns the bytes that a step copies. block_bytes: of one block's offloaded activations.
+static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *step,
+                                          size_t block_bytes) {
+    HostTraffic t = {0, 0};
+    for (int i = 0; i < s->model->storages; i++) {
+        for (int second = 0; second < (store_in_parts(s, i) ? 2 : 1); second++) {
+            const HostTraffic each = offload_element_bytes(s, i, second);
+            t.to_device += store_own_elements(s, i) * each.to_device;
+            t.to_host += store_own_elements(s, i) * each.to_host;
         }
     }
     for (int i = 0; i < step->count; i++) {
         const Action *a = &step->actions[i];
-        if (a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) {
-            moved[a->kind == ACT_EVICT_SUM] += store_own_elements(s, a->storage) * sizeof(float);
-        }
-        if (offload_brings(s, a)) {
-            moved[0] += store_own_elements(s, a->storage) * dtype_size(s->dtype);
-        }
-        if (action_of_stash(a->kind)) { moved[a->kind == ACT_EVICT_STASH] += (int64_t)block_bytes; }
+        const int64_t own = a->storage >= 0 ? store_own_elements(s, a->storage) : 0;
+        t.to_device += a->kind == ACT_FETCH_SUM     ? own * (int64_t)sizeof(float)
+                       : offload_brings(s, a)       ? own * (int64_t)dtype_size(s->dtype)
+                       : a->kind == ACT_FETCH_STASH ? (int64_t)block_bytes
+                                                    : 0;
+        t.to_host += a->kind == ACT_EVICT_SUM     ? own * (int64_t)sizeof(float)
+                     : a->kind == ACT_EVICT_STASH ? (int64_t)block_bytes
+                                                  : 0;
     }
+    return t;
 }
 
 #endif

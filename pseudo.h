@@ -31,12 +31,12 @@
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "options.h"
+#include "state/gather.h"
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
 #include "state/table.h"
-#include "state/update.h"
 
 // Returns what --share says for a model of so many layers. Ends the program (2) if the text is
 // malformed, or does not fit the model.
@@ -113,7 +113,7 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
 // this rank's slice, if it was on the device.
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
                                 int storage) {
-    const ProcessGroup *process_group = store_process_group(&from->plan, storage);
+    const ProcessGroup *process_group = from->plan.rows[storage].owners;
     const int64_t *bounds = store_slices(&from->plan, storage);
     for (int i = 0; i < process_group->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {

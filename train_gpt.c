@@ -193,9 +193,8 @@ static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stre
     const StatePlan *s = &plan->store;
     int64_t most = 0;
     for (int i = 0; i < plan->model.storages; i++) {
-        most =
-            max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
-                                       owner_count(&s->layout.owners, i), zero_grain(&s->policy)));
+        most = max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
+                                          s->rows[i].owners->all.n, zero_grain(&s->policy)));
     }
     CommTraffic traffic =
         executor_traffic(&plan->model, &plan->shape, &plan->pipeline.placement, comm->rank,

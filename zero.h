@@ -134,34 +134,33 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
                                  bool training) {
     Schedule out = {};
-    // [storages] gathered, and not yet released
-    bool *busy = new_array(bool, map->storages, "lowering");
-    bool *seen = new_array(bool, map->storages, "lowering"), taken[SHARED_SLOTS] = {false};
+    // [storages] gathered and not yet released; gathered before
+    bool *gathered = new_array(bool, map->storages, "lowering"),
+         *copied = new_array(bool, map->storages, "lowering"), in_use[SHARED_SLOTS] = {false};
     int ahead = 0; // gathers whose ACQUIRE is still to come
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
             Action a = in->actions[next];
             if (a.kind != ACT_ACQUIRE || !map->rule[a.storage].gathers) { continue; }
             int slot = map->rule[a.storage].param_slot;
-            if (busy[a.storage] || (slot >= 0 && taken[slot])) { break; }
+            if (gathered[a.storage] || (slot >= 0 && in_use[slot])) { break; }
             a.kind = ACT_PREFETCH;
-            a.secondary = policy->partition > 1 && (seen[a.storage] || !training);
-            busy[a.storage] = seen[a.storage] = true;
+            a.secondary = policy->partition > 1 && (copied[a.storage] || !training);
+            gathered[a.storage] = copied[a.storage] = true;
             ahead++;
-            if (slot >= 0) { taken[slot] = true; }
+            if (slot >= 0) { in_use[slot] = true; }
             schedule_add(&out, a);
         }
         Action a = in->actions[i];
         schedule_add(&out, a);
         ahead -= a.kind == ACT_ACQUIRE && map->rule[a.storage].gathers;
         if (a.kind != ACT_RELEASE) { continue; }
-        busy[a.storage] = false;
+        gathered[a.storage] = false;
         if (map->rule[a.storage].param_slot >= 0) {
-            taken[map->rule[a.storage].param_slot] = false;
+            in_use[map->rule[a.storage].param_slot] = false;
         }
     }
-    free(busy);
-    free(seen);
+    free_all(gathered, copied);
     schedule_replace(in, out);
 }
 
@@ -231,7 +230,7 @@ static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int 
 // of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
     Schedule out = {};
-    bool *left = new_array(bool, map->storages, "lowering");
+    bool *on_the_host = new_array(bool, map->storages, "lowering"); // the sum, at this place
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
@@ -245,10 +244,10 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
             waits = a.storage;
         }
         if (!on_host || map->rule[a.storage].sum != SUM_COMES_BACK) { continue; }
-        left[a.storage] = true;
+        on_the_host[a.storage] = true;
         lower_add(&out, ACT_EVICT_SUM, a.storage);
         const int next = lower_next_in_slot(map, in, i, a.storage);
-        if (next >= 0 && left[next]) { lower_add(&out, ACT_FETCH_SUM, next); }
+        if (next >= 0 && on_the_host[next]) { lower_add(&out, ACT_FETCH_SUM, next); }
     }
     if (waits >= 0) { lower_add(&out, ACT_EVICT_SUM, waits); }
     for (int i = 0; i < in->count; i++) {
@@ -257,7 +256,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
             lower_add(&out, ACT_EVICT_SUM, a.storage);
         }
     }
-    free(left);
+    free(on_the_host);
     schedule_replace(in, out);
 }
 
@@ -339,25 +338,25 @@ static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
 // order in which the gradients that they need are overwritten.
 static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     Schedule out = {};
-    bool *left = new_array(bool, map->storages, "lowering");
+    bool *waiting = new_array(bool, map->storages, "lowering"); // for its update
     for (int i = 0; i < in->count; i++) {
-        left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM;
+        waiting[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM;
     }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
         int next = map->storages - 1;
-        while (next >= 0 && !left[next]) { next--; }
-        if (a.kind == ACT_EVICT_SUM && left[a.storage]) {
+        while (next >= 0 && !waiting[next]) { next--; }
+        if (a.kind == ACT_EVICT_SUM && waiting[a.storage]) {
             lower_add(&out, ACT_UPDATE, a.storage);
-            left[a.storage] = false;
+            waiting[a.storage] = false;
         }
         schedule_add(&out, a);
         if (a.kind == ACT_FORWARD && next >= 0) {
             lower_add(&out, ACT_UPDATE, next);
-            left[next] = false;
+            waiting[next] = false;
         }
     }
-    free(left);
+    free(waiting);
     schedule_replace(in, out);
 }
 // Adds NORM, then UPDATEs in the order in which the next forward pass needs the parameters;

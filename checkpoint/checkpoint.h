@@ -151,8 +151,8 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         *why = text_of("%s/manifest: a field is missing or out of range", folder);
         good = false;
     }
-    for (int i = 0; good && s->plan.policy.p2p && i < s->plan.model->storages; i++) {
-        s->flight.progress[i].version = resumes ? p->step : 0;
+    for (int i = 0; good && i < s->plan.model->storages; i++) {
+        s->flight.progress[i].version = resumes ? p->step : 0; // where versions count steps
     }
     good = good && checkpoint_load_states(folder, text, files, s, from, filled, why);
     const char *pending = good ? manifest_line(text, "pending") : NULL;

@@ -13,9 +13,9 @@
 #include "model/architecture.h"
 #include "model/config.h"
 #include "model/gpt.h"
+#include "state/gather.h"
 #include "state/planned.h"
 #include "state/store.h"
-#include "state/update.h"
 
 #include <glob.h> // other files of weights
 

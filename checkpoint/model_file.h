@@ -13,11 +13,11 @@
 #include "model/architecture.h"
 #include "model/config.h"
 #include "model/gpt.h"
+#include "state/gather.h"
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
-#include "state/update.h"
 
 // -------------------------------------------------------------------------------------------------
 // Writing a file: to PATH.tmp, which must be new or the remains of a crash, then fsync, then
@@ -210,7 +210,7 @@ static inline void model_file_write_piece(void *writer, const StatePlan *s, int 
 // ranks.
 typedef void (*PieceWriter)(void *w, const StatePlan *s, int storage, int64_t begin, int64_t count);
 static inline void model_write_storage(void *w, PieceWriter write, Store *s, int storage) {
-    const ProcessGroup *process_group = store_process_group(&s->plan, storage);
+    const ProcessGroup *process_group = s->plan.rows[storage].owners;
     const int64_t *bounds = store_slices(&s->plan, storage), size = dtype_size(s->plan.dtype),
                   most = STATE_PIECE / size;
     for (int i = 0; i < process_group->all.n; i++) {

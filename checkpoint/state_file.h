@@ -51,7 +51,7 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
         piece.count = store_keeps_previous(&s->plan, storage) &&
-                              s->memory.comm->rank == s->plan.policy.p2p->storage[storage].keeper
+                              s->memory.comm->rank == s->plan.rows[storage].p2p.keeper
                           ? gpt_storage_elements(s->plan.model, storage)
                           : 0;
     } else if (store_holds(&s->plan, storage)) {

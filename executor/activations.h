@@ -45,6 +45,7 @@
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
 #include "state/planned.h"
+#include "state/store.h"
 
 typedef struct {
     void **boundary;           // [units]
@@ -488,7 +489,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     for (int i = 0; i < STASH_SLOTS && stash; i++) { ops_link_open(&e->stash_link[i], stream); }
     size_t N = mine * e->shape.T;
     // steps overlap: the host arrays hold two of them
-    if (store->plan.policy.p2p) {
+    if (store->plan.steps_overlap) {
         N *= 2;
         e->host_rows = mine;
         e->step_micros = micro_batches;

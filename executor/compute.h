@@ -20,6 +20,7 @@
 #include "state/gather.h"
 #include "state/p2p.h"
 #include "state/policy.h"
+#include "state/sums.h"
 
 // -------------------------------------------------------------------------------------------------
 // Compute actions
@@ -365,7 +366,7 @@ static inline void executor_await(Executor *e, const Action *a) {
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
                                        bool *accumulate) {
-    if (e->store->plan.policy.p2p) {
+    if (e->store->plan.steps_overlap) {
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
     return store_gradient(e->store, storage, accumulate);
@@ -383,10 +384,11 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     ops_follow(link, e->stream);
     if (a->kind == ACT_FETCH_STASH) {
         ops_from_host(link, device, host, bytes);
+        e->store->flight.copied.to_device += (int64_t)bytes;
     } else {
         ops_to_host_later(link, host, device, bytes);
+        e->store->flight.copied.to_host += (int64_t)bytes;
     }
-    e->store->flight.moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;

@@ -16,14 +16,16 @@
 #include "executor/deferred.h"
 #include "executor/overlap.h"
 #include "ops/ops.h"
+#include "cyclic.h"
 #include "schedule/actions.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 #include "state/gather.h"
-#include "state/host.h"
 #include "state/p2p.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
+#include "state/sums.h"
 #include "state/update.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -66,15 +68,13 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // storage's own; 0 if parameters are not borrowed.
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
                                    int64_t of_step) {
-    const P2p *p2p = e->store->plan.policy.p2p;
-    return !p2p || !p2p->borrows ? 0
-           : pass->training      ? p2p_slot(p2p, a->use, of_step)
-                                 : e->map->rule[a->storage].param_slot;
+    return !e->store->plan.rows[a->storage].borrowed ? 0
+           : pass->training ? p2p_slot(e->store->plan.policy.p2p, a->use, of_step)
+                            : e->map->rule[a->storage].param_slot;
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
-    return store_is_borrowed(&e->store->plan, storage)
-               ? store_acquire_borrowed(e->store, storage, slot)
-               : store_acquire(e->store, storage, version);
+    return e->store->plan.rows[storage].borrowed ? store_acquire_borrowed(e->store, storage, slot)
+                                                 : store_acquire(e->store, storage, version);
 }
 // Returns an action's version relative to the step's. Where updates are delayed, version 1 may not
 // exist yet: then the result is at most 0.
@@ -83,7 +83,7 @@ static inline int64_t executor_step_version(const Executor *e, const Action *a) 
                                                                       : a->version;
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
-    if (e->store->plan.policy.p2p) {
+    if (e->store->plan.steps_overlap) {
         store_broadcast(e->store, storage, e->map->rule[storage].param_slot, e->step);
     } else {
         store_prefetch(e->store, storage, version, secondary, e->step);
@@ -95,7 +95,7 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         // a rank may receive rows that it computes in the next window
-        const bool posted = e->store->plan.policy.p2p && action_of_rows(a->kind);
+        const bool posted = e->store->plan.steps_overlap && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
@@ -147,6 +147,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
     case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
     case ACT_NORM:
         executor_wait_messages(e);
+        store_finish_sums(e->store);
         *norm = store_norm(e->store, of_step);
         executor_take_losses(e, schedule, pass);
         break;

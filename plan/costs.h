@@ -42,8 +42,7 @@ static inline double store_share(const StatePlan *s) {
     double elements = 0;
     for (int i = 0; i < s->model->storages; i++) {
         if (store_holds(s, i)) {
-            elements +=
-                (double)gpt_storage_elements(s->model, i) / store_process_group(s, i)->all.n;
+            elements += (double)gpt_storage_elements(s->model, i) / s->rows[i].owners->all.n;
         }
     }
     return elements;
@@ -61,8 +60,7 @@ typedef struct {
     bool one_for_all;  // the program's only rank stands for all
 } Costs;
 static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
-    return (double)gpt_storage_elements(c->model, storage) /
-           store_process_group(store, storage)->all.n;
+    return (double)gpt_storage_elements(c->model, storage) / store->rows[storage].owners->all.n;
 }
 // Returns the cost of a move between host and device. It runs in parallel with computing if these
 // memories are separate.
@@ -109,19 +107,18 @@ static inline ActionCost message_cost(const Costs *c, const StatePlan *store, co
 // the owner updates.
 static inline double update_seconds(const Costs *c, const StatePlan *store, int storage) {
     const double elements = slice_elements(c, store, storage);
-    const bool far = store->rows[storage].pieces && store->policy.offload->cpu_update;
     return elements / (store_delays(store) ? 1 : max_i64(1, store->rows[storage].pieces)) *
            optimizer_update_bytes(store->optimizer) /
-           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+           (store->rows[storage].cpu_updates ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // Returns the seconds in which this rank makes the matrices of a storage orthogonal.
 static inline double matrices_seconds(const Costs *c, const StatePlan *store, int storage) {
     const Matrices *x = &store->matrices;
-    const int me = store_process_group(store, storage)->all.me;
+    const int me = store->rows[storage].owners->all.me;
     double seconds = 0;
     for (int k = 0; k < x->count; k++) {
         const StoragePart *p = &x->part[k];
-        if (!p->is_matrix || x->of[storage].home[k] != me) { continue; }
+        if (!p->is_matrix || store->rows[storage].exchange.home[k] != me) { continue; }
         // as products of the model with as many rows
         const double longer = (double)max_i64(p->rows, p->cols);
         seconds += c->iterations * orthogonalise_flops(p->rows, p->cols) *
@@ -146,7 +143,8 @@ static inline ActionCost store_cost(const Costs *c, const StatePlan *store, cons
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const bool second = a->use >= store->rows[a->storage].pieces;
-    const double bytes = offload_element_bytes(store, a->storage, a->kind == ACT_FETCH, second) /
+    const HostTraffic all = offload_element_bytes(store, a->storage, second);
+    const double bytes = (double)(a->kind == ACT_FETCH ? all.to_device : all.to_host) /
                          (double)store->rows[a->storage].pieces;
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
@@ -260,7 +258,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     switch (a->kind) {
     case ACT_PREFETCH:
     case ACT_REDUCE:
-        if (store->policy.p2p) { // a local sum, no collective
+        if (store->steps_overlap) { // a local sum, no collective
             cost.compute_s = 12 * elements / c->rates.bytes_per_s;
             return cost;
         }

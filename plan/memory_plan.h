@@ -145,7 +145,7 @@ static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *r
 static inline void check_cluster_moves(const Plan *p) {
     const Cluster *c = &p->machine->cluster;
     if (!c->nodes) { return; }
-    if (p->predicted.moved[0] + p->predicted.moved[1] + p->predicted.offloaded > 0) {
+    if (p->predicted.copied.to_device + p->predicted.copied.to_host + p->predicted.offloaded > 0) {
         cluster_need(c, CLUSTER_LINK);
         cluster_need(c, CLUSTER_HOST);
     }

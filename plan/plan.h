@@ -78,9 +78,9 @@ typedef struct {
 typedef struct {
     // memory: bytes on the device; host: resident bytes of the process besides these
     size_t memory[MEMORY_KINDS], host;
-    size_t offloaded; // part of host: offloaded states and activations
-    int64_t moved[2]; // bytes moved in a step: to the device, to the host
-    int64_t stored;   // bytes on disk; a step reads and writes all of them
+    size_t offloaded;   // part of host: offloaded states and activations
+    HostTraffic copied; // in a step
+    int64_t stored;     // bytes on disk; a step reads and writes all of them
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;
@@ -196,7 +196,7 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
             traffic[COMM_SEND][group_link(ranks, ranks->me, a->peer)] +=
                 executor_message_bytes(&p->shape, &p->model, a);
         }
-        if (store->policy.p2p) { continue; } // no collectives
+        if (store->steps_overlap) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes,
                             traffic[m[k].kind]);
@@ -303,8 +303,8 @@ static inline Prediction plan_predict(const Plan *p) {
     all.offloaded = plan_offloaded_bytes(p);
     all.host = p->machine->resident + p->config->delink_bytes + all.offloaded +
                store_scratch_bytes(&p->store);
-    offload_moves(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model),
-                  all.moved);
+    all.copied =
+        offload_traffic(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model));
     all.stored = store_disk_bytes(&p->store);
     predict_traffic(p, all.traffic);
     all.step_s = predict_step(p, busy, NULL);

@@ -326,12 +326,11 @@ static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
     for (int64_t i = 0; i < l->count; i++) {
         if (!strcmp(l->at[i].way.pipeline, w.pipeline)) { return; }
     }
-    for (int64_t b = 1; b <= l->task.samples; b++) {
-        const bool many = l->task.samples > FIT_MICRO_BATCHES;
-        if (l->task.samples % b || (many && b & (b - 1) && b % q.replicas[0]) ||
-            !fit_allows(f, OPTION_INDEX_micro_batch, o->micro_batch, b)) {
-            continue;
-        }
+    const int64_t samples = l->task.samples;
+    const bool pinned = fit_pinned(f, OPTION_INDEX_micro_batch), many = samples > FIT_MICRO_BATCHES;
+    for (int64_t b = 1; b <= samples; b++) {
+        const bool tried = samples % b == 0 && !(many && b & (b - 1) && b % q.replicas[0]);
+        if (pinned ? b != min_i64(o->micro_batch, samples) : !tried) { continue; }
         w.micro_batch = b;
         fit_add_micro_batch(l, &q, w);
     }

@@ -38,6 +38,7 @@
 #include "state/layout.h"
 #include "state/planned.h"
 #include "state/policy.h"
+#include "state/store.h"
 
 // -------------------------------------------------------------------------------------------------
 // Memory, traffic and offloaded states
@@ -77,8 +78,8 @@ static inline void json_add_offload(TextBuffer *t, OffloadFacts f) {
 // disk: bytes of the run's files: those of this plan, and those reserved for the model that follows
 static inline OffloadFacts predicted_offload(const Prediction *p, int64_t disk) {
     const OffloadFacts f = {.bytes = p->offloaded,
-                            .in = p->moved[0],
-                            .out = p->moved[1],
+                            .in = p->copied.to_device,
+                            .out = p->copied.to_host,
                             .disk = disk,
                             .read = p->stored,
                             .written = p->stored};
@@ -163,10 +164,9 @@ static inline void show_schedule(const Plan *p) {
 // Returns whether ranks sum gradients more often than at their stage of ZeRO, because these leave
 // the device.
 static inline bool offload_sums_often(const StatePlan *s) {
-    const Owners *owners = &s->layout.owners;
     bool found = false;
     for (int i = 0; i < s->model->storages; i++) {
-        found |= owner_count(owners, i) > 1 && zero_reduces_often(&s->policy, owners, i);
+        found |= s->rows[i].owners->all.n > 1 && s->rows[i].rule.reduces_often;
     }
     return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
 }
@@ -182,7 +182,8 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
               "%.3f MiB of the host are for states of %d of %d storages, updated by the %s; a "
               "step moves %.3f MiB to the device, %.3f MiB to the host",
               mebibytes(p->offloaded), some, plan->model.storages,
-              o->cpu_update ? "host" : "device", mebibytes(p->moved[0]), mebibytes(p->moved[1]));
+              o->cpu_update ? "host" : "device", mebibytes(p->copied.to_device),
+              mebibytes(p->copied.to_host));
     if (offload_sums_often(&plan->store)) {
         print_row("offload", "gradients leave the device, so ranks sum them in each micro-batch, "
                              "as with --zero 2");
@@ -216,7 +217,8 @@ static inline void print_later(const Plan *plan, bool table) {
         print_row("offload",
                   "then %.3f MiB of the host are for states; a step moves %.3f MiB to the device, "
                   "%.3f MiB to the host",
-                  mebibytes(p->offloaded), mebibytes(p->moved[0]), mebibytes(p->moved[1]));
+                  mebibytes(p->offloaded), mebibytes(p->copied.to_device),
+                  mebibytes(p->copied.to_host));
     }
     if (p->stored) {
         print_row("offload", "then %.3f MiB are on disk; a step reads and writes all of it",
@@ -394,10 +396,10 @@ static inline MatricesForecast forecast_matrices(const Plan *p) {
     MatricesForecast f = {0, 0, 0};
     double seconds = 0;
     for (int i = 0; s->matrices.count && i < p->model.storages; i++) {
-        const int me = store_process_group(s, i)->all.me;
+        const int me = s->rows[i].owners->all.me;
         for (int k = 0; k < s->matrices.count; k++) {
-            f.all += s->matrices.of[i].home[k] >= 0;
-            f.mine += me >= 0 && s->matrices.of[i].home[k] == me;
+            f.all += s->rows[i].exchange.home[k] >= 0;
+            f.mine += me >= 0 && s->rows[i].exchange.home[k] == me;
         }
         if (me >= 0) { seconds += matrices_seconds(&costs, s, i); }
     }
@@ -573,22 +575,20 @@ static inline Measured measured_run(const Store *store, const DiskFile *files, C
                                     bool hides, int64_t steps, Spent spent, double joules) {
     const int64_t each = max_i64(steps, 1);
     const bool hides_moves = hides && store->plan.host[STATE_PARAMETERS].held;
-    int64_t moved[2]; // parameters move in each micro-step, whose number is private
     Measured m = {};
     for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
         const int64_t bytes = comm->bytes[k / LINK_KINDS][k % LINK_KINDS] / each;
         m.traffic[k / LINK_KINDS][k % LINK_KINDS] = hides ? (int64_t)privacy_rounded(bytes) : bytes;
     }
-    for (int way = 0; way < 2; way++) {
-        const int64_t bytes = store->flight.moved[way] / each;
-        moved[way] = hides_moves ? (int64_t)privacy_rounded(bytes) : bytes;
-    }
+    const int64_t in = store->flight.copied.to_device / each,
+                  out = store->flight.copied.to_host / each;
+    // parameters move in each micro-step, whose number is private
     const OffloadFacts offload = {.bytes = memory_on_host,
-                                  .in = moved[0],
-                                  .out = moved[1],
+                                  .in = hides_moves ? (int64_t)privacy_rounded(in) : in,
+                                  .out = hides_moves ? (int64_t)privacy_rounded(out) : out,
                                   .disk = files[0].taken + files[1].taken,
-                                  .read = store->flight.stored[0] / each,
-                                  .written = store->flight.stored[1] / each};
+                                  .read = store->flight.disk_read / each,
+                                  .written = store->flight.disk_written / each};
     m.steps = steps;
     m.offload = offload;
     m.host = host_bytes("VmHWM:");

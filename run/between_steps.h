@@ -17,6 +17,7 @@
 #include "run/prompt.h"
 #include "run/trainer.h"
 #include "state/gather.h"
+#include "state/planned.h"
 #include "text/choices_file.h"
 
 static inline void validate(Run *r) {
@@ -46,16 +47,17 @@ static inline void score_hellaswag(Run *r) {
 
 // Counts of messages and copies, which steps alone are to change.
 typedef struct {
-    int64_t sent[COMM_KINDS][LINK_KINDS], moved;
+    int64_t sent[COMM_KINDS][LINK_KINDS];
+    HostTraffic copied;
 } TrafficCounts;
 static inline TrafficCounts traffic_counts(const Run *r) {
-    TrafficCounts c = {.moved = r->store.flight.moved[0]};
+    TrafficCounts c = {.copied = r->store.flight.copied};
     memcpy(c.sent, r->comm->bytes, sizeof c.sent);
     return c;
 }
 static inline void traffic_restore(Run *r, const TrafficCounts *c) {
     memcpy(r->comm->bytes, c->sent, sizeof c->sent);
-    r->store.flight.moved[0] = c->moved;
+    r->store.flight.copied = c->copied;
 }
 
 // Finds out whether the last checkpoint of a run is good: no step follows it whose loss would tell.

@@ -33,6 +33,7 @@
 #include "schedule/schedule.h"
 #include "state/disk.h"
 #include "state/planned.h"
+#include "state/store.h"
 #include "state/update.h"
 #include "text/tokenizer.h"
 #include <signal.h> // graceful stop

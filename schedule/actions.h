@@ -87,7 +87,7 @@ enum {
     ROW(ADD, 0, OF_STORAGE | OF_MICRO | ON_SUM)                                                    \
     /* version 0: this rank adds its step statistics; 1: this rank has the complete ones */        \
     ROW(STATS, 0, 0)                                                                               \
-    /* piece of a storage's states: from the host to the device, and back (state/host.h) */        \
+    /* piece of a storage's states: from the host to the device, and back (state/update.h) */      \
     ROW(FETCH, 0, OF_STORAGE | OF_PIECES | MOVES)                                                  \
     ROW(EVICT, 0, OF_STORAGE | OF_PIECES | MOVES)                                                  \
     /* the same from the disk to the host, and back (state/disk.h) */                              \

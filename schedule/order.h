@@ -212,8 +212,8 @@ static inline void order_print(FILE *to, const Order *o, const Schedule *list, i
 // done: the same action of a later window needs it.
 typedef struct {
     const Order *order;
-    int64_t *
-        window; // [windows][actions] 2 more than the number of the window, which is at least -1; 0: free
+    // [windows][actions] 2 more than the number of the window, which is at least -1; 0: free
+    int64_t *window;
 } OpenActions;
 static inline OpenActions open_actions(const Order *o) {
     const OpenActions open = {o, new_array(int64_t, (int64_t)o->windows * max_i64(o->actions, 1),

@@ -75,8 +75,8 @@ class Model:
 
 
 def read(text):
-    """The list of each rank. Of an action, "waits" and "after" are what must be done before the list
-    reaches it, and before it runs if it is deferred: pairs of windows before, and an index."""
+    """The list of each rank. Of an action, "waits" and "after" are what must be done before the
+    list reaches it, and before it runs if it is deferred: pairs of windows before, and an index."""
     lists, orders = [], []
     for line in text.splitlines():
         if re.match(r"rank \d+: order", line):
@@ -192,7 +192,7 @@ class Run:
         )
 
     def run_ready(self, number):
-        """Deferred operations whose predecessors are done. A message is done when it is complete."""
+        """Deferred operations whose predecessors are done; a message is when it is complete."""
         rank, left, moved = self.ranks[number], [], False
         for a in rank.queue:
             if not rank.open.isdisjoint(a["after"]) or self.held(rank, a):

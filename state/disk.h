@@ -1,4 +1,4 @@
-// disk.h: a file for optimizer states that neither device nor host has space for (state/host.h),
+// disk.h: a file for optimizer states that neither device nor host has space for (update.h),
 // and the buffers for its pieces.
 //
 // File     One for each rank, in the folder of --offload-dir; two if a delinked model follows in

@@ -1,13 +1,12 @@
-// gather.h: how the states of a storage travel between the ranks that own it: gathers of
-// parameters before their use, reductions of gradients. p2p.h has the messages between two ranks.
+// gather.h: how the parameters of a storage get from the ranks that own it to their uses, by
+// collectives. p2p.h has the messages between two ranks.
 //
-// Gathers     Each owner sends its slice to all others. With hpZ, the gathers after a step's first
-//             one need only the ranks of a partition. With qwZ, records travel (quantize.h).
-// Reductions  are reduce-scatters, or, with qgZ, two exchanges of records: inside nodes and then
-//             between them. The records of a bucket of storages travel together, in this order:
-//             for each receiver [for each storage of the bucket [for each node [records of its
-//             slice]]].
-// Order       All owners must call each function here, with storages in the same order.
+// Gathers  Each owner sends its slice to all others. With hpZ, the gathers after a step's first one
+//          need only the ranks of a partition. With qwZ, records travel (quantize.h). All owners
+//          must call each function, with storages in the same order.
+// Host     Parameters on the host are copied to the device for each use: this rank's slice, to its
+//          position in one of the slots that blocks share, by copies of that slot (param_link).
+//          Other ranks' slices arrive by the gather of stage 3.
 #ifndef GATHER_H
 #define GATHER_H
 
@@ -16,9 +15,9 @@
 #include "comm/group.h"
 #include "comm/records.h"
 #include "model/gpt.h"
+#include "ops/cpu/update_cpu.h"
 #include "ops/ops.h"
 #include "state/disk.h"
-#include "state/host.h"
 #include "state/layout.h"
 #include "state/matrices.h"
 #include "state/p2p.h"
@@ -43,22 +42,22 @@ static inline bool store_gathers_records(const StatePlan *s, bool secondary) {
 static inline ZeroMessage store_gather_message(const StatePlan *s, int storage, bool secondary) {
     bool coded = store_gathers_records(s, secondary);
     const SliceKind slices = secondary ? SLICES_SECONDARY : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
-    const ProcessGroup *process_group = store_process_group(s, storage);
+    const ProcessGroup *process_group = s->rows[storage].owners;
     ZeroMessage m = {COMM_ALL_GATHER, secondary ? &process_group->partition : &process_group->all,
                      layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
 // Returns the exchange of a storage's directions: home, or (back) to their slices.
 static inline ZeroMessage store_matrix_message(const StatePlan *s, int storage, bool back) {
-    const MatrixExchange *e = &s->matrices.of[storage];
-    const ZeroMessage m = {COMM_ALL_TO_ALL, &store_process_group(s, storage)->all,
-                           back ? e->from : e->to, sizeof(float)};
+    const MatrixExchange *e = &s->rows[storage].exchange;
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &s->rows[storage].owners->all, back ? e->from : e->to,
+                           sizeof(float)};
     return m;
 }
 // Lists the collectives of a reduction and returns how many there are. Those of a bucket are
 // counted with its last storage.
 static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMessage m[2]) {
-    const ProcessGroup *process_group = store_process_group(s, storage);
+    const ProcessGroup *process_group = s->rows[storage].owners;
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
                          dtype_size(s->wire)};
     m[0] = plain;
@@ -79,13 +78,30 @@ static inline double quantization_traffic(const StatePlan *s, int storage, bool 
     double elements = gpt_storage_elements(s->model, storage), size = dtype_size(s->dtype);
     const int64_t *records =
         layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
-    double coded = records[store_process_group(s, storage)->all.n];
+    double coded = records[s->rows[storage].owners->all.n];
     // written, summed inside the node, written again, summed; the second part is small
     if (reduces) { return s->rows[storage].bucket < 0 ? 0 : elements * 4 + 3 * coded; }
     double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
-                      ? elements * 2 * size / store_process_group(s, storage)->partition.n
+                      ? elements * 2 * size / s->rows[storage].owners->partition.n
                       : 0;
     return kept + (store_gathers_records(s, secondary) ? coded + elements * size : 0);
+}
+
+// Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
+// secondary copy, and quantizes again.
+static inline void store_slice_changed(Store *s, int storage) {
+    s->flight.progress[storage].secondary_valid = false;
+    if (s->plan.policy.quantized_weights) {
+        ops_quantize(s->memory.stream, store_at(s, STATE_RECORDS, storage, 0),
+                     store_at(s, STATE_PARAMETERS, storage, 0), s->plan.dtype,
+                     store_own_elements(&s->plan, storage), s->plan.policy.weights);
+    }
+}
+// Returns the link that copies parameters on the host to their slot on the device.
+static inline Stream *store_param_link(Store *s, int storage) {
+    const int slot = s->plan.rows[storage].rule.param_slot;
+    assert(slot >= 0); // these blocks share slots
+    return &s->memory.param_link[slot];
 }
 
 // Starts to gather the parameters of a storage at this version: copies this member's part of the
@@ -102,14 +118,20 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool s
     const StateKind from = secondary ? STATE_SECONDARY : coded ? STATE_RECORDS : STATE_PARAMETERS;
     const ZeroMessage m = store_gather_message(&s->plan, storage, secondary);
     char *whole = store_full(s, coded ? from : STATE_PARAMETERS, storage),
-         *place = whole + m.bounds[m.group->me] * m.element_bytes;
+         *place = whole + m.bounds[m.group->me] * m.element_bytes,
+         *slice = store_at(s, from, storage, 0);
+    const size_t bytes = slice_length(m.bounds, m.group->me) * m.element_bytes;
     if (from == STATE_PARAMETERS && store_on_host(&s->plan, from, storage)) {
-        store_bring_parameters(s, storage, place);
-        if (m.group->n > 1) { ops_follow(s->memory.stream, store_param_link(s, storage)); }
-    } else {
-        const char *slice = store_at(s, from, storage, 0);
-        const size_t bytes = slice_length(m.bounds, m.group->me) * m.element_bytes;
-        if (place != slice) { ops_copy(s->memory.stream, place, slice, bytes); }
+        // the copy follows what was last written to the slot, and what updates the slice
+        Stream *link = store_param_link(s, storage);
+        ops_follow(link, s->memory.stream);
+        for (int i = 0; i < MOVING_PIECES; i++) {
+            ops_follow(link, &s->memory.offload_buffer[i].link);
+        }
+        store_move(s, link, slice, place, (int64_t)bytes, true);
+        if (m.group->n > 1) { ops_follow(s->memory.stream, link); }
+    } else if (place != slice) {
+        ops_copy(s->memory.stream, place, slice, bytes);
     }
     const CommLabel label = {"parameters", storage, step};
     p->gathering =
@@ -127,8 +149,7 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     }
     if (store_place(&s->plan, STATE_SECONDARY, storage) != PLACE_DEVICE) { return; }
     const int64_t *bounds = layout_slices(&s->plan.layout, SLICES_SECONDARY, storage),
-                  me = store_process_group(&s->plan, storage)->partition.me,
-                  size = dtype_size(s->plan.dtype);
+                  me = s->plan.rows[storage].owners->partition.me, size = dtype_size(s->plan.dtype);
     ops_copy(s->memory.stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
              (size_t)(slice_length(bounds, (int)me) * size));
     s->flight.progress[storage].secondary_valid = true;
@@ -143,17 +164,18 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 // number of updates that they must include.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     StorageProgress *p = &s->flight.progress[storage];
-    const bool p2p = s->plan.policy.p2p;
-    assert(p2p || (version == p->updates && (!s->plan.rows[storage].rule.gathers || p->arriving)));
+    const StorageRow *row = &s->plan.rows[storage];
+    const bool by_messages = row->p2p.places > 0;
+    assert(by_messages || (version == p->updates && (!row->rule.gathers || p->arriving)));
     comm_wait(s->memory.comm, &p->gathering);
     if (store_on_host(&s->plan, STATE_PARAMETERS, storage)) {
         ops_follow(s->memory.stream, store_param_link(s, storage));
     }
-    if (p2p) { store_await_version(s, storage, version); }
+    if (by_messages) { store_await_version(s, storage, version); }
     if (p->arriving == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     p->arriving = GATHER_NONE;
-    return (const Real *)(p2p ? store_at(s, STATE_PARAMETERS, storage, version)
-                              : store_full(s, STATE_PARAMETERS, storage));
+    return (const Real *)(by_messages ? store_at(s, STATE_PARAMETERS, storage, version)
+                                      : store_full(s, STATE_PARAMETERS, storage));
 }
 // Waits until all states are complete, before they are read other than by store_acquire. All
 // members call it.
@@ -172,163 +194,67 @@ static inline void store_wait_all(Store *s) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Gradients
+// Parameters from outside
 
-// Waits for the reduction of a storage's gradient. Its slot is free afterwards.
-static inline void store_finish_reduce(Store *s, int storage) {
-    StorageProgress *p = &s->flight.progress[storage];
-    comm_wait(s->memory.comm, &p->reducing);
-    if (!p->adds_to_shard) { return; }
-    int64_t begin, n = store_own(&s->plan, storage, &begin);
-    ops_accumulate(s->memory.stream, store_floats(s, STATE_GRADIENT, storage, 0),
-                   store_full_gradient(s, storage) + begin, n);
-    p->adds_to_shard = false;
-}
-// Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
-// it holds contributions already, and more must be added.
-static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    const int slot = s->plan.rows[storage].rule.grad_slot,
-              before = slot < 0 ? storage : s->flight.occupant[slot];
-    bool *first = &s->flight.progress[storage].first_write;
-    if (*first && before >= 0) {
-        if (store_on_host(&s->plan, STATE_GRADIENT, before)) { store_free_slot(s); }
-        store_finish_reduce(s, before);
+// Updates the working parameters after masters were written from outside, if either is on the host.
+// Uses state_piece for what is not in host memory.
+static inline void store_round_on_host(Store *s, int storage) {
+    const bool masters = store_on_host(&s->plan, STATE_MASTER, storage),
+               parameters = store_on_host(&s->plan, STATE_PARAMETERS, storage);
+    const int64_t most = STATE_PIECE_FLOATS / 2;
+    int64_t begin, own = store_own(&s->plan, storage, &begin);
+    if (s->plan.dtype == DTYPE_FP32) { // delayed updates: both exist
+        ops_from_host(s->memory.stream, store_newest(s, storage),
+                      store_at(s, STATE_MASTER, storage, 0), own * sizeof(float));
+        ops_wait(s->memory.stream); // the next operation may update these masters
+        return;
     }
-    if (slot >= 0) { s->flight.occupant[slot] = storage; }
-    *accumulate = !*first;
-    *first = false;
-    return store_full_gradient(s, storage);
+    for (int64_t at = 0, n; at < own; at += n) {
+        n = min_i64(most, own - at);
+        uint16_t *out = (uint16_t *)store_newest(s, storage) + at,
+                 *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);
+        if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
+        round_part(halves,
+                   masters ? store_floats(s, STATE_MASTER, storage, 0) + at : state_piece.floats, 0,
+                   n, store_rounding(s, storage, begin + at));
+        if (!parameters) { ops_from_host(s->memory.stream, out, halves, n * sizeof(uint16_t)); }
+    }
 }
 
-// Starts the next exchange of a bucket. step: of the gradient.
-static inline void exchange_begin(Store *s, BucketExchange *p, int storage) {
-    const RecordExchange *x = &p->bucket->hop[p->hop];
-    const CommLabel label = {"gradient", storage, p->step};
-    p->request = comm_all_to_all_begin(s->memory.comm, label, x->group, p->sent[p->hop], x->to,
-                                       p->received[p->hop], x->from, 1);
-    p->hop++;
-}
-// Starts the second exchange of a bucket: quantizes the sums of this node and sends them to their
-// owners on the other nodes.
-static inline void exchange_send_on(Store *s, BucketExchange *p) {
-    const Bucket *b = p->bucket;
-    if (p->hop != 1 || bucket_hops(b) == 1) { return; }
-    const Group *all = &b->process_group->all;
-    const int local = group_local(all, all->me);
-    const char *in = p->received[0];
-    comm_wait(s->memory.comm, &p->request);
-    for (int storage = b->first; storage >= b->last; storage--) {
-        for (int n = 0; n < all->nodes; n++) {
-            int64_t before = 0, elements = slice_length(store_slices(&s->plan, storage),
-                                                        group_at(all, n, local));
-            for (int q = b->first; q > storage; q--) {
-                before += store_records(&s->plan, q, n, local);
+// Must be called after masters were written from outside (initial values, a loaded file): updates
+// the working parameters. All members call it.
+static inline void store_masters_changed(Store *s) {
+    for (int i = 0; i < s->plan.model->storages; i++) {
+        int64_t begin, n = store_own(&s->plan, i, &begin);
+        if (!store_holds(&s->plan, i)) { continue; }
+        if (s->plan.dtype != DTYPE_FP32 || store_delays(&s->plan)) {
+            if (store_place(&s->plan, STATE_MASTER, i) == PLACE_DEVICE &&
+                store_place(&s->plan, STATE_PARAMETERS, i) == PLACE_DEVICE) {
+                ops_convert_float(s->memory.stream, store_newest(s, i),
+                                  store_floats(s, STATE_MASTER, i, 0), s->plan.dtype, n,
+                                  store_rounding(s, i, begin));
+            } else {
+                store_round_on_host(s, i);
             }
-            ops_requantize_sum(s->memory.stream, p->sent[1] + b->hop[1].to[n] + before, in,
-                               b->hop[0].from[1], all->locals, elements, s->plan.policy.gradients);
-            in += store_records(&s->plan, storage, n, local);
+        }
+        store_slice_changed(s, i);
+        if (!s->plan.rows[i].p2p.places && !s->plan.rows[i].rule.gathers) {
+            store_prefetch(s, i, s->flight.progress[i].updates, false, s->memory.comm->step);
         }
     }
-    exchange_begin(s, p, b->last);
+    store_send_all(s);
 }
-// Ends a bucket's exchanges: adds what arrived last to this rank's slices.
-static inline void exchange_finish(Store *s, BucketExchange *p) {
-    if (!p->hop) { return; }
-    const Group *all = &p->bucket->process_group->all;
-    const RecordExchange *x = &p->bucket->hop[p->hop - 1];
-    const char *in = p->received[p->hop - 1];
-    comm_wait(s->memory.comm, &p->request);
-    for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
-        float *slice = store_floats(s, STATE_GRADIENT, storage, 0);
-        ops_dequantize_sum(s->memory.stream, slice, p->add, in, x->from[1], x->group->n,
-                           store_own_elements(&s->plan, storage), s->plan.policy.gradients);
-        in += store_records(&s->plan, storage, group_node(all, all->me), group_local(all, all->me));
-    }
-    p->hop = 0;
-}
-// Returns the exchange that was opened last.
-static inline BucketExchange *exchange_newest(Store *s) {
-    return &s->flight.exchange[(s->flight.exchanges + EXCHANGES - 1) % EXCHANGES];
-}
-// Begins the exchange of a bucket. Older exchanges advance by one message, so all members must
-// begin exchanges in the same order.
-static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
-    int index = (int)(s->flight.exchanges++ % EXCHANGES);
-    BucketExchange *p = &s->flight.exchange[index];
-    exchange_finish(s, p);
-    exchange_send_on(s, &s->flight.exchange[1 - index]);
-    p->bucket = b;
-    p->next = b->first;
-    p->add = add;
-    p->step = step;
-    char *at = s->memory.exchange_base + index * s->plan.exchange_bytes;
-    for (int h = 0; h < HOPS; h++) {
-        p->sent[h] = at;
-        p->received[h] = at + exchange_bytes(&b->hop[h], b->hop[h].to);
-        at = p->received[h] + exchange_bytes(&b->hop[h], b->hop[h].from);
-    }
-    return p;
-}
-// Quantizes some elements of this rank's contribution to a gradient.
-static inline void store_quantize(Store *s, char *out, int storage, int64_t begin,
-                                  int64_t elements) {
-    const float *grad = store_full_gradient(s, storage) + begin;
-    if (!s->memory.device[STATE_ERRORS].base) {
-        ops_quantize(s->memory.stream, out, grad, DTYPE_FP32, elements, s->plan.policy.gradients);
-        return;
-    }
-    uint16_t *error = (uint16_t *)(void *)store_full(s, STATE_ERRORS, storage) + begin;
-    ops_quantize_feedback(s->memory.stream, out, grad, error, ERROR_WEIGHT, elements,
-                          s->plan.policy.gradients);
-}
-// Writes this rank's contribution into the message of its bucket, and sends the message when it is
-// full.
-static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].bucket];
-    const Group *all = &b->process_group->all;
-    BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
-    assert(p->bucket == b && p->next == storage); // the validator proves it
-    p->next--;
-    for (int l = 0; l < all->locals; l++) {
-        char *out = p->sent[0] + b->hop[0].to[l];
-        for (int q = b->first; q > storage; q--) { out += store_column(&s->plan, q, l); }
-        for (int n = 0; n < all->nodes; n++) {
-            int64_t begin = store_slices(&s->plan, storage)[group_at(all, n, l)];
-            store_quantize(s, out, storage, begin,
-                           slice_length(store_slices(&s->plan, storage), group_at(all, n, l)));
-            out += store_records(&s->plan, storage, n, l);
+static inline void store_initialise(Store *s, uint64_t seed) {
+    for (int i = 0; i < s->plan.model->storages; i++) {
+        int64_t begin, n = store_own(&s->plan, i, &begin);
+        for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
+            count = min_i64(STATE_PIECE_FLOATS, n - at);
+            gpt_initialise(s->plan.model, i, seed, begin + at, begin + at + count,
+                           state_piece.floats);
+            store_write_state(s, STATE_MASTER, i, at, count, state_piece.floats);
         }
     }
-    if (storage == b->last) { exchange_begin(s, p, storage); }
-}
-
-// Starts the sum of a storage's gradient over the ranks that hold it, after this rank's last
-// contribution. All of them must call it, with storages in the same order.
-static inline void store_reduce(Store *s, int storage, int64_t step) {
-    StorageProgress *p = &s->flight.progress[storage];
-    const bool on_host = store_on_host(&s->plan, STATE_GRADIENT, storage),
-               add = p->summed && !on_host;
-    bool accumulate;
-    if (p->first_write) {
-        ops_zero(s->memory.stream, store_gradient(s, storage, &accumulate),
-                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
-    }
-    p->first_write = true;
-    p->summed |= !on_host;
-    if (s->plan.rows[storage].bucket >= 0) {
-        store_reduce_coded(s, storage, add, step);
-        return;
-    }
-    int64_t begin;
-    store_own(&s->plan, storage, &begin);
-    float *grad = store_full_gradient(s, storage),
-          *slice = store_floats(s, STATE_GRADIENT, storage, 0);
-    p->adds_to_shard = add;
-    const CommLabel label = {"gradient", storage, step};
-    // with the first two, the slice of the sum stays in the slot
-    p->reducing = comm_reduce_scatter_begin(
-        s->memory.comm, label, &store_process_group(&s->plan, storage)->all, grad,
-        add || on_host ? grad + begin : slice, store_slices(&s->plan, storage), s->plan.wire);
+    store_masters_changed(s);
 }
 
 #endif

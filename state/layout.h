@@ -140,8 +140,7 @@ static inline bool zero_param_on_host(const ZeroPolicy *z, int storage) {
     return offload_has(z->offload, storage, STATE_PARAMETERS);
 }
 static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storage) {
-    return z->p2p ? z->p2p->borrows
-                  : (z->stage >= 3 && !h->storage[storage].tied) || zero_param_on_host(z, storage);
+    return (z->stage >= 3 && !h->storage[storage].tied) || zero_param_on_host(z, storage);
 }
 // also if sums leave the device
 static inline int zero_gradient_stage(const ZeroPolicy *z) {
@@ -182,13 +181,6 @@ static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int stora
 // two storages of a unit have different slots, since both must be there before the unit computes.
 static inline int borrowed_slot(const GptModel *m, int storage) {
     return storage == m->classifier ? 0 : storage >= m->first_after ? 1 : storage % BORROWED_SLOTS;
-}
-static inline int zero_param_slot(const GptModel *m, const ZeroPolicy *z, const Owners *h,
-                                  int storage) {
-    if (z->p2p && z->p2p->borrows) { return borrowed_slot(m, storage); }
-    return zero_gathers(z, h, storage)
-               ? shared_slot(h, storage, zero_param_apart(z), zero_param_on_host(z, storage))
-               : -1;
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@
 #include "ops/orthogonalise.h"
 #include "state/layout.h"
 #include "state/policy.h"
+#include "state/table.h"
 
 enum { WAVE_MATRICES = 4 }; // of a wave, for each rank
 
@@ -34,11 +35,11 @@ static inline int block_matrices(const GptModel *m) {
     }
     return matrices;
 }
-// Returns the last storage of a storage's wave; -1: it has no matrices, or its owner updates it
-// alone whenever its gradient is complete (p2p).
+// Returns the last storage of a storage's wave, in which its owners update it together; -1: it has
+// no matrices.
 static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
     int most = 1;
-    if (!z->matrices || z->p2p || !gpt_storage_is_block(m, storage)) { return -1; }
+    if (!z->matrices || !gpt_storage_is_block(m, storage)) { return -1; }
     for (int i = m->first_block; i < m->first_after; i++) {
         most = max_i64(most, owner_count(h, i));
     }
@@ -48,18 +49,9 @@ static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners
     return m->first_block + (int)min_i64((wave + 1) * blocks, m->first_after - m->first_block) - 1;
 }
 
-// The exchange of a storage's directions.
-typedef struct {
-    int home[MOST_PARTS]; // member of the owners; -1: no matrix
-    // [owners + 1] bounds in elements of what each home gets of this rank's slice; of what this
-    // home gets from each slice. NULL: this rank is no owner
-    int64_t *to, *from;
-    int64_t directions, gathered; // where they begin in Matrices.directions, and .gathered
-} MatrixExchange;
 typedef struct {
     int count; // parts of a block; 0: the optimizer needs no matrices
     StoragePart part[MOST_PARTS];
-    MatrixExchange *of; // [storages]
     // floats: of the directions of a wave; of the matrices of which this rank is home; of the
     // largest matrix, if matrices arrive in pieces; bytes of the iteration's scratch memory
     int64_t directions, gathered, whole, scratch;
@@ -95,14 +87,21 @@ static inline int64_t matrices_arrival(const Matrices *x, const MatrixExchange *
     return at;
 }
 
+// Returns the last storage of the wave that begins with this one.
+static inline int wave_end(const StorageRow *rows, int first) {
+    return (int)max_i64(first, rows[first].rule.wave);
+}
 // Returns the matrix of a wave that costs most and has no home yet: storage and part. Returns false
 // if all have one.
-static inline bool matrices_next(const Matrices *x, int first, int last, int *storage, int *part) {
+static inline bool matrices_next(const Matrices *x, const StorageRow *rows, int first, int *storage,
+                                 int *part) {
     double most = 0;
-    for (int i = first; i <= last; i++) {
+    for (int i = first; i <= wave_end(rows, first); i++) {
         for (int k = 0; k < x->count; k++) {
             const double flops = orthogonalise_flops(x->part[k].rows, x->part[k].cols);
-            if (!x->part[k].is_matrix || x->of[i].home[k] >= 0 || flops <= most) { continue; }
+            if (!x->part[k].is_matrix || rows[i].exchange.home[k] >= 0 || flops <= most) {
+                continue;
+            }
             most = flops;
             *storage = i;
             *part = k;
@@ -111,23 +110,24 @@ static inline bool matrices_next(const Matrices *x, int first, int last, int *st
     return most > 0;
 }
 // Gives each matrix of a wave its home. work: [ranks] scratch memory, zeros.
-static inline void matrices_find_homes(Matrices *x, const Layout *l, int first, int last,
+static inline void matrices_find_homes(const Matrices *x, StorageRow *rows, int first,
                                        double *work) {
     int i, k;
-    while (matrices_next(x, first, last, &i, &k)) {
-        const Group *owners = &layout_process_group(l, i)->all;
+    while (matrices_next(x, rows, first, &i, &k)) {
+        const Group *owners = &rows[i].owners->all;
         int home = 0;
         for (int r = 1; r < owners->n; r++) {
             if (work[owners->ranks[r]] < work[owners->ranks[home]]) { home = r; }
         }
-        x->of[i].home[k] = home;
+        rows[i].exchange.home[k] = home;
         work[owners->ranks[home]] += orthogonalise_flops(x->part[k].rows, x->part[k].cols);
     }
 }
 // Plans the exchange of a storage that this rank owns: what follows from the homes.
-static inline void matrices_plan_exchange(Matrices *x, const Layout *l, int storage) {
-    MatrixExchange *e = &x->of[storage];
-    const Group *owners = &layout_process_group(l, storage)->all;
+static inline void matrices_plan_exchange(const Matrices *x, const Layout *l, StorageRow *row,
+                                          int storage) {
+    MatrixExchange *e = &row->exchange;
+    const Group *owners = &row->owners->all;
     const int64_t *bounds = layout_slices(l, SLICES_WHOLE, storage);
     e->to = new_array(int64_t, owners->n + 1, "matrices");
     e->from = new_array(int64_t, owners->n + 1, "matrices");
@@ -143,15 +143,15 @@ static inline void matrices_plan_exchange(Matrices *x, const Layout *l, int stor
     }
 }
 // Plans a wave: homes, and where the storages have their directions.
-static inline void matrices_plan_wave(Matrices *x, const Layout *l, int first, int last,
+static inline void matrices_plan_wave(Matrices *x, const Layout *l, StorageRow *rows, int first,
                                       double *work) {
     int64_t directions = 0, gathered = 0;
-    matrices_find_homes(x, l, first, last, work);
-    for (int i = first; i <= last; i++) {
-        MatrixExchange *e = &x->of[i];
-        const Group *owners = &layout_process_group(l, i)->all;
+    matrices_find_homes(x, rows, first, work);
+    for (int i = first; i <= wave_end(rows, first); i++) {
+        MatrixExchange *e = &rows[i].exchange;
+        const Group *owners = &rows[i].owners->all;
         if (owners->me < 0) { continue; }
-        matrices_plan_exchange(x, l, i);
+        matrices_plan_exchange(x, l, &rows[i], i);
         e->directions = directions;
         e->gathered = gathered;
         directions += slice_length(layout_slices(l, SLICES_WHOLE, i), owners->me);
@@ -165,21 +165,18 @@ static inline void matrices_plan_wave(Matrices *x, const Layout *l, int first, i
     x->gathered = max_i64(x->gathered, gathered);
 }
 // Plans whose matrices are made orthogonal where. real: compute precision.
-static inline Matrices matrices_plan(const Layout *l, const ZeroPolicy *z, int ranks, DType real) {
+static inline Matrices matrices_plan(const Layout *l, StorageRow *rows, int ranks, DType real) {
     const GptModel *m = l->model;
     Matrices x = {};
-    if (!z->matrices) { return x; }
     x.count = gpt_storage_ranges(m, m->first_block, x.part);
-    x.of = new_array(MatrixExchange, m->storages, "matrices");
     for (int i = 0; i < m->storages; i++) {
-        for (int k = 0; k < MOST_PARTS; k++) { x.of[i].home[k] = -1; }
+        for (int k = 0; k < MOST_PARTS; k++) { rows[i].exchange.home[k] = -1; }
     }
     bool owns = false;
-    for (int i = m->first_block, last; i < m->first_after; i = last + 1) {
+    for (int i = m->first_block; i < m->first_after; i = wave_end(rows, i) + 1) {
         double *work = new_array(double, ranks, "matrices");
-        last = (int)max_i64(i, zero_wave(m, z, &l->owners, i));
-        matrices_plan_wave(&x, l, i, last, work);
-        for (int k = i; k <= last; k++) { owns |= layout_holds(l, k); }
+        matrices_plan_wave(&x, l, rows, i, work);
+        for (int k = i; k <= wave_end(rows, i); k++) { owns |= layout_holds(l, k); }
         free(work);
     }
     for (int k = 0; k < x.count && owns; k++) {
@@ -188,11 +185,6 @@ static inline Matrices matrices_plan(const Layout *l, const ZeroPolicy *z, int r
         x.scratch = max_i64(x.scratch, orthogonalise_bytes(p->rows, p->cols, real));
     }
     return x;
-}
-static inline void matrices_free(Matrices *x, int storages) {
-    for (int i = 0; x->of && i < storages; i++) { free_all(x->of[i].to, x->of[i].from); }
-    free(x->of);
-    memset(x, 0, sizeof *x);
 }
 
 // The memory at `base`: directions, gathered matrices, one whole matrix, and the scratch.

@@ -1,15 +1,10 @@
-// p2p.h: the store in point-to-point mode (policy.h: P2p; cyclic.h says when messages are sent).
-// Versions of parameters go from their owner to the ranks that use them, gradients go to the owner,
-// which adds them.
+// p2p.h: messages between two ranks (policy.h: P2p; cyclic.h says when they are sent). Versions of
+// parameters go from their owner to the ranks that use them; sums.h has the gradients, which go to
+// the owner.
 //
 // Versions  count steps. A rank keeps one or two versions of a storage: version v in buffer v
 //           modulo their number. A buffer is written again when all requests that use it are
 //           complete (PendingRequests).
-// Sums      ((g_1 + g_2) + g_3) + ... over a step's micro-batches, always in this order, so every
-//           execution gives the same bits. A gradient is made in a buffer of its own. Where sums do
-//           not stay, the owner adds the gradients before its own apart, then this sum to its own
-//           gradient, then the others. The gradients of pieces are complete before they are added
-//           to those of earlier pieces of their micro-batch.
 // Callers   Both ends of a message must call its function, in the order of the schedule. Functions
 //           without a message are called by the rank that holds the data.
 // Deferred  Store operations that would wait for messages may be deferred (executor/deferred.h).
@@ -28,11 +23,11 @@
 #include "state/store.h"
 
 static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
-    return &s->flight.requests[storage * REQUEST_KINDS + kind];
+    return &s->flight.progress[storage].requests[kind];
 }
 static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
                                                       RequestKind kind) {
-    return store_requests(s, storage, kind) + version % s->plan.policy.p2p->storage[storage].places;
+    return store_requests(s, storage, kind) + version % s->plan.rows[storage].p2p.places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
@@ -53,10 +48,8 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->plan.policy.p2p->storage[storage].places &&
-           version <= s->flight.progress[storage].version &&
-           version + s->plan.policy.p2p->storage[storage].places >
-               s->flight.progress[storage].version);
+    assert(s->plan.rows[storage].p2p.places && version <= s->flight.progress[storage].version &&
+           version + s->plan.rows[storage].p2p.places > s->flight.progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
@@ -67,6 +60,7 @@ static inline void store_open_version(Store *s, int storage, int64_t version) {
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
     s->flight.progress[storage].version = version;
 }
+// Sends a version to a rank that keeps it, too, or receives it.
 static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
                                          int peer, int64_t step) {
     if (send) {
@@ -94,7 +88,7 @@ static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
-    const int owner = s->plan.policy.p2p->storage[storage].owner;
+    const int owner = s->plan.rows[storage].p2p.owner;
     const int64_t version = s->flight.progress[storage].version;
     if (owner != s->memory.comm->rank) {
         store_pass_borrowed(s, false, storage, version, slot, owner, step);
@@ -105,189 +99,28 @@ static inline void store_broadcast(Store *s, int storage, int slot, int64_t step
         if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
     }
 }
-// Begins a new version on its owner. If fp32 parameters are their own masters, and the previous
-// version stays, the new one begins as its copy.
-static inline void store_begin_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_open_version(s, storage, version);
-    if (before != store_newest(s, storage) && s->plan.dtype == DTYPE_FP32) {
-        ops_copy(s->memory.stream, store_newest(s, storage), before,
-                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
-    }
-}
-// Makes a version that equals the previous one, because this step does not update the storage.
-static inline void store_skip_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_begin_version(s, storage, version);
-    s->flight.progress[storage].noised = false;
-    if (before == store_newest(s, storage) || s->plan.dtype == DTYPE_FP32) { return; }
-    ops_copy(s->memory.stream, store_newest(s, storage), before,
-             store_full_bytes(&s->plan, STATE_PARAMETERS, storage));
-}
 // Sends the parameters from their owners to the ranks that compute with them, after masters were
 // written from outside. The previous version becomes a copy where it is not known. All ranks call
 // it.
 static inline void store_send_all(Store *s) {
-    const P2p *r = s->plan.policy.p2p;
+    const int me = s->memory.comm->rank;
     for (int i = 0; i < s->plan.model->storages; i++) {
+        const P2pStorage *p = &s->plan.rows[i].p2p;
         const size_t bytes = store_full_bytes(&s->plan, STATE_PARAMETERS, i);
-        for (int to = 0; to < s->memory.comm->ranks; to++) {
-            const bool owner = r->storage[i].owner == s->memory.comm->rank;
-            if (to == r->storage[i].owner || (!owner && to != s->memory.comm->rank) ||
-                !r->storage[i].taken[to]) {
-                continue;
-            }
+        for (int to = 0; p->taken && to < s->memory.comm->ranks; to++) {
+            const bool sends = p->owner == me;
+            if (to == p->owner || (!sends && to != me) || !p->taken[to]) { continue; }
             const CommLabel label = {"parameters", i, s->memory.comm->step};
-            CommRequest request =
-                comm_message_begin(s->memory.comm, label, owner, owner ? to : r->storage[i].owner,
-                                   0, store_newest(s, i), bytes);
+            CommRequest request = comm_message_begin(
+                s->memory.comm, label, sends, sends ? to : p->owner, 0, store_newest(s, i), bytes);
             comm_wait(s->memory.comm, &request);
         }
-        if (!r->storage[i].places) { continue; }
+        if (!p->places) { continue; }
         char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
         if (other != store_newest(s, i) && !s->flight.knows_previous) {
             ops_copy(s->memory.stream, other, store_newest(s, i), bytes);
         }
     }
-}
-
-// True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
-static inline bool *store_begun(Store *s, int storage, int64_t micro) {
-    return storage ? &s->flight.progress[storage].summed
-                   : &s->flight.head_begun[micro % s->plan.policy.p2p->heads];
-}
-// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
-// sum.
-static inline float *store_whole_of_step(const Store *s, int storage, int64_t micro) {
-    const Pieces *pieces = &s->plan.policy.p2p->pieces;
-    return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
-}
-// Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
-static inline float *store_making(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
-    return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_whole_of_step(s, storage, micro);
-}
-// Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
-static inline float *store_whole(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
-    return !r->stays         ? store_whole_of_step(s, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_making(s, storage, micro);
-}
-// Waits until the messages that send from a storage's gradient buffer are complete, including those
-// of other storages that share its slot.
-static inline void wait_gradient_buffer_free(Store *s, int storage) {
-    const P2p *r = s->plan.policy.p2p;
-    requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-    for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
-        if (r->storage[i].grad_slot == r->storage[storage].grad_slot) {
-            requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
-        }
-    }
-}
-static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
-    bool *begun = store_begun(s, storage, micro);
-    if (!*begun) { wait_gradient_buffer_free(s, storage); }
-    if (!storage) {
-        comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
-    }
-    *accumulate = *begun;
-    *begun = true;
-    return store_making(s, storage, micro);
-}
-// Adds a gradient to the sum of those before it, or copies the first one.
-static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
-                                        bool first) {
-    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
-    if (first) {
-        ops_copy(s->memory.stream, sum, gradient, (size_t)elements * sizeof(float));
-    } else {
-        ops_accumulate(s->memory.stream, sum, gradient, elements);
-    }
-}
-// Ends a piece's gradient, and with the last piece that of its micro-batch. micro: number of the
-// piece through all steps; piece: number within the step.
-static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
-    const P2p *r = s->plan.policy.p2p;
-    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
-    bool accumulate, *begun = store_begun(s, storage, micro);
-    // the piece has no samples
-    if (!*begun) {
-        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate),
-                 (size_t)elements * sizeof(float));
-    }
-    *begun = false;
-    // for a piece without samples this has not happened yet
-    if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
-    float *sum = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
-    if (made != sum) {
-        store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
-    }
-}
-// Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns
-// the storage.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
-    const int in_step = piece_micro(&r->pieces, piece);
-    float *made = store_whole(s, storage, micro);
-    if (!piece_is_last(&r->pieces, piece)) { return; }
-    // another rank's: sent to its owner as it is
-    if (!store_holds(&s->plan, storage)) { return; }
-    if (r->stays) {
-        store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
-                             in_step == 0);
-    } else if (in_step > 0) {
-        ops_accumulate(s->memory.stream, made, store_floats(s, STATE_MADE, storage, 0),
-                       gpt_storage_elements(s->plan.model, storage));
-    }
-}
-// Adds a part of a sum that was received: another rank's gradient, or its piece.
-static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
-    // the gradients before this rank's own one are added up apart from it
-    const bool apart = !r->stays && piece_micro(&r->pieces, piece) < r->rank;
-    float *part = store_floats(s, STATE_RECEIVED, storage, 0);
-    requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
-    if (r->stays && r->joins_pieces) {
-        float *whole = store_whole(s, storage, 0);
-        store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
-        if (!piece_is_last(&r->pieces, piece)) { return; }
-        part = whole;
-    }
-    float *sum = store_floats(s, apart ? STATE_MADE : STATE_GRADIENT, storage, apart ? 0 : step);
-    store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
-}
-// Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
-// adds its own part.
-static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
-                                   int64_t step) {
-    const size_t bytes = store_full_bytes(&s->plan, STATE_GRADIENT, storage);
-    bool accumulate, *begun = store_begun(s, storage, micro);
-    float *made = store_making(s, storage, micro);
-    if (!send) {
-        const CommLabel label = {"gradient", storage, step};
-        assert(!storage && !*begun);
-        requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->flight.head_coming[micro % s->plan.policy.p2p->heads] =
-            comm_receive_begin(s->memory.comm, label, peer, made, bytes);
-        *begun = true;
-        return;
-    }
-    // the piece has no samples
-    if (!*begun) {
-        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate), bytes);
-    }
-    *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
-                  step, peer, 0, made);
-}
-static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
-    PendingRequests *requests =
-        store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    requests_post(s, requests, send, STATE_GRADIENT, storage, step, peer, sum_channel(storage),
-                  send ? store_whole(s, storage, 0) : store_floats(s, STATE_RECEIVED, storage, 0));
 }
 
 #endif

@@ -9,7 +9,6 @@
 #include "comm/group.h"
 #include "comm/records.h"
 #include "model/gpt.h"
-#include "model/unit.h"
 #include "ops/ops.h"
 #include "state/disk.h"
 #include "state/layout.h"
@@ -53,57 +52,15 @@ typedef struct {
     int first, last;
     RecordExchange hop[HOPS];
 } Bucket;
-// The exchange of a bucket in flight.
-typedef struct {
-    const Bucket *bucket; // NULL: none
-    int hop;              // 0: being filled; 1: exchange inside the node; 2: between nodes
-    int next;             // storage that is reduced next
-    bool add;             // the slices hold sums of earlier micro-steps
-    int64_t step;
-    CommRequest request;
-    char *sent[HOPS], *received[HOPS]; // records
-} BucketExchange;
-
-// Messages that use a buffer. The buffer may be written again when they are complete.
-typedef struct {
-    CommRequest *open; // [REQUEST_USES * ranks]
-    int count;
-} PendingRequests;
-
-// Buffer of a piece that moves between host and device. If the device updates, it is on the device
-// and receives states. If the CPU updates, it is on the host and has a gradient and new parameters.
-typedef struct {
-    char *at;
-    Stream link; // runs the copies of this buffer in order
-} OffloadBuffer;
-// A piece of a gradient that is copied to the host and added to the sum there.
-typedef struct {
-    float *at, *sum;
-    int64_t count; // 0: none
-} SumBuffer;
-
-// How far a storage is: its parameters, the gradient of a step, its updates.
-typedef struct {
-    bool first_write; // the gradient has no contribution since its last reduction
-    bool summed;      // the slice holds sums of earlier micro-steps
-    // the reduction in flight leaves its sum in the slot; it must be added to the slice
-    bool adds_to_shard;
-    bool noised;          // this step's gradient has its noise, and is not used yet
-    bool secondary_valid; // the secondary slice has the newest version
-    int arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
-    CommRequest reducing, gathering, exchanging; // exchanging: directions
-    int64_t updates;                             // updates so far, which is the newest version
-    int64_t restarted; // version at which the moments began; updates - restarted counts theirs
-    // p2p: newest version that is stored here or posted. It counts steps, also those without an
-    // update
-    int64_t version;
-} StorageProgress;
 
 // What is planned: which states a rank has, where each will be, and how they travel. It is made
 // once (store_plan); a run may change only its last four fields.
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
+    // steps overlap (cyclic.h): states travel by messages between two ranks (p2p), and versions of
+    // parameters count steps, also those without an update; else they count updates
+    bool steps_overlap;
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
@@ -128,48 +85,10 @@ typedef struct {
     float rates[RATE_KINDS]; // learning rates of tensors, as factors
 } StatePlan;
 
-// The memory that was planned (store_allocate), and what states are copied and sent by.
+// Bytes copied between host and device.
 typedef struct {
-    Comm *comm;
-    Stream *stream;
-    BufferMemory device[STATE_KINDS], host[STATE_KINDS];
-    BufferMemory offload_buffers, sum_buffers, disk_buffers;
-    char *exchange_base; // of bucket exchanges
-    char *matrices;      // arrays of the optimizer's matrices
-    OffloadBuffer offload_buffer[MOVING_PIECES];
-    Disk *disk; // NULL: nothing is on a disk
-    // file of the disk. The caller sets it before store_allocate(), and frees it
-    DiskFile *file;
-    Stream param_link[SHARED_SLOTS]; // copies parameters from the host into each shared slot
-    ExactSum *squares;               // of the gradient's norm, on the device
-    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
-    ExactSum *sums;                  // [ranks] squares of each rank
-} StateMemory;
-
-// What is in flight: how far each storage is, the messages and copies that have begun, and counts.
-typedef struct {
-    StorageProgress *progress; // [storages]
-    SumBuffer adding[MOVING_PIECES];
-    int pieces_added;           // pieces of gradients added so far to sums on the host
-    int64_t moved[2];           // bytes copied from the host; to the host
-    int64_t stored[2];          // bytes that steps read from the disk; wrote to it
-    bool knows_previous;        // p2p: the version before the newest was loaded, too
-    PendingRequests *requests;  // p2p: [storages][REQUEST_KINDS]
-    bool in_deferred;           // a deferred operation is running (p2p.h)
-    bool *head_begun;           // p2p: [heads] a gradient of wte has begun in this buffer
-    CommRequest *head_coming;   // p2p: [heads] receives the head's part of it
-    int occupant[SHARED_SLOTS]; // storage whose gradient last used the shared slot
-    BucketExchange exchange[EXCHANGES];
-    int64_t exchanges; // exchanges started so far
-    bool pending;      // delayed updates: the host has the gradient of the previous step
-} StateFlight;
-
-// The states of a rank. A function takes the part that it needs.
-typedef struct {
-    StatePlan plan;
-    StateMemory memory;
-    StateFlight flight;
-} Store;
+    int64_t to_device, to_host;
+} HostTraffic;
 
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
@@ -185,12 +104,6 @@ static inline bool store_on_host(const StatePlan *s, StateKind kind, int storage
 static inline bool store_holds(const StatePlan *s, int storage) {
     return layout_holds(&s->layout, storage);
 }
-static inline bool store_is_borrowed(const StatePlan *s, int storage) {
-    return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage);
-}
-static inline const ProcessGroup *store_process_group(const StatePlan *s, int storage) {
-    return layout_process_group(&s->layout, storage);
-}
 // Returns the bounds of a storage's slices among its owners.
 static inline const int64_t *store_slices(const StatePlan *s, int storage) {
     return layout_slices(&s->layout, SLICES_WHOLE, storage);
@@ -198,7 +111,7 @@ static inline const int64_t *store_slices(const StatePlan *s, int storage) {
 // Returns the elements of this rank's slice, and their offset in the storage; both are 0 if the
 // rank does not own the storage.
 static inline int64_t store_own(const StatePlan *s, int storage, int64_t *begin) {
-    const Group *all = &store_process_group(s, storage)->all;
+    const Group *all = &s->rows[storage].owners->all;
     const int64_t *bounds = store_slices(s, storage);
     *begin = all->me < 0 ? 0 : bounds[all->me];
     return all->me < 0 ? 0 : slice_length(bounds, all->me);
@@ -221,11 +134,11 @@ static inline int64_t store_own_part(const StatePlan *s, int storage, const Tens
 // local index on all nodes.
 static inline int64_t store_records(const StatePlan *s, int storage, int node, int local) {
     return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
-                        group_at(&store_process_group(s, storage)->all, node, local));
+                        group_at(&s->rows[storage].owners->all, node, local));
 }
 static inline int64_t store_column(const StatePlan *s, int storage, int local) {
     int64_t bytes = 0;
-    for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) {
+    for (int n = 0; n < s->rows[storage].owners->all.nodes; n++) {
         bytes += store_records(s, storage, n, local);
     }
     return bytes;
@@ -234,7 +147,7 @@ static inline int64_t store_column(const StatePlan *s, int storage, int local) {
 // the slices of all owners with its local index. The second sends to each node the sums for its
 // owner with this rank's local index.
 static inline Bucket store_plan_bucket(const StatePlan *s, int first, int last) {
-    const ProcessGroup *owners = store_process_group(s, first);
+    const ProcessGroup *owners = s->rows[first].owners;
     const Group *all = &owners->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me);
     Bucket b = {.process_group = owners, .first = first, .last = last};
@@ -279,15 +192,24 @@ static inline StorageRule *storage_rules(const GptModel *m, const ZeroPolicy *z,
         r->bucket = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
                     : joins                                           ? r[1].bucket
                                                                       : i;
-        r->param_slot = zero_param_slot(m, z, h, i);
         r->grad_slot = zero_grad_slot(z, h, i);
-        r->gathers = zero_gathers(z, h, i);
-        r->reduces_often = z->p2p || zero_reduces_often(z, h, i);
         r->tied = x->tied;
+        r->turns = x->turns;
         r->sum = zero_sum_place(z->offload, h, i);
         r->pieces = offload_pieces(m, z, h, i);
         r->on_disk = offload_kinds_on_disk(z->offload, i) > 0;
-        r->wave = zero_wave(m, z, h, i);
+        if (z->p2p) { // owners keep their parameters, and send or lend them
+            r->gathers = z->p2p->borrows;
+            r->param_slot = r->gathers ? borrowed_slot(m, i) : -1;
+            r->reduces_often = true;
+            r->wave = -1;
+        } else {
+            r->gathers = zero_gathers(z, h, i);
+            r->param_slot =
+                r->gathers ? shared_slot(h, i, zero_param_apart(z), zero_param_on_host(z, i)) : -1;
+            r->reduces_often = zero_reduces_often(z, h, i);
+            r->wave = zero_wave(m, z, h, i);
+        }
     }
     return rules;
 }
@@ -389,7 +311,7 @@ static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, 
 static inline void store_fill_versions(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
-        const P2pStorage *p = &r->storage[i];
+        const P2pStorage *p = &s->rows[i].p2p;
         State *x = s->rows[i].states;
         const bool owns = layout_holds(&s->layout, i);
         // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
@@ -407,31 +329,80 @@ static inline void store_fill_versions(StatePlan *s) {
         x[STATE_RECEIVED].slot = p->grad_slot;
     }
 }
+// Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
+// time one after another, otherwise in the same place. Storages with 0 versions have none.
+static inline void store_plan_versions(StatePlan *s, StateKind kind, bool one_at_a_time) {
+    const int storages = s->model->storages;
+    StateBuffer *b = &s->device[kind];
+    int slots = 0;
+    for (int i = 0; i < storages; i++) {
+        slots = (int)max_i64(slots, s->rows[i].states[kind].slot + 1);
+    }
+    for (int k = 0; k < slots; k++) {
+        int64_t used = 0;
+        for (int i = 0; i < storages; i++) {
+            State *x = &s->rows[i].states[kind];
+            if (!x->versions || x->slot != k) { continue; }
+            x->stride = gpt_storage_elements(s->model, i) * (int64_t)b->size;
+            x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
+            const int64_t bytes = x->versions * x->stride;
+            used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
+        }
+        b->held += used;
+    }
+}
+// Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
+// of a stage that have no version yet are stored one after another, and stages use the same slots.
+// wte has the same offset in the first and in the last stage. The slots are the versions of these
+// storages, as far apart as the longest stage is long.
+static inline void store_plan_stages(StatePlan *s, StateKind kind, int slots) {
+    const int stages = s->policy.p2p->stages, storages = s->model->storages;
+    StateBuffer *b = &s->device[kind];
+    int64_t most = 0;
+    for (int stage = 0; stage < stages; stage++) {
+        int64_t at = 0;
+        for (int i = 0; i < storages; i++) {
+            State *x = &s->rows[i].states[kind];
+            if (x->versions || (s->rows[i].p2p.stage != stage && (i || stage != stages - 1))) {
+                continue;
+            }
+            x->slice = x->whole = (int64_t)b->held + at;
+            at += gpt_storage_elements(s->model, i) * (int64_t)b->size;
+        }
+        most = max_i64(most, at);
+    }
+    for (int i = 0; i < storages; i++) {
+        State *x = &s->rows[i].states[kind];
+        if (x->versions) { continue; }
+        x->versions = slots;
+        x->stride = most;
+    }
+    b->slot_bytes += slots * most;
+}
 // Plans the p2p buffers: versions of parameters, gradients, and received sums.
 static inline void store_plan_p2p(StatePlan *s) {
     const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
     store_fill_versions(s);
-    buffer_plan_versions(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, false);
-    buffer_plan_versions(&b[STATE_GRADIENT], s->rows, STATE_GRADIENT, m, false);
+    store_plan_versions(s, STATE_PARAMETERS, false);
+    store_plan_versions(s, STATE_GRADIENT, false);
     if (r->borrows) {
         // slots of borrowed parameters, and of gradients that are sent to their owners
-        buffer_add_stages(&b[STATE_PARAMETERS], s->rows, STATE_PARAMETERS, m, r, BORROWED_SLOTS);
-        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
-        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, false);
-        buffer_add_stages(&b[STATE_MADE], s->rows, STATE_MADE, m, r, r->grad_slots);
+        store_plan_stages(s, STATE_PARAMETERS, BORROWED_SLOTS);
+        store_plan_versions(s, STATE_RECEIVED, false);
+        store_plan_versions(s, STATE_MADE, false);
+        store_plan_stages(s, STATE_MADE, r->grad_slots);
         for (int i = 1; i < m->storages; i++) {
             State *x = &s->rows[i].states[STATE_MADE];
-            x->slice += r->storage[i].grad_slot * x->stride;
+            x->slice += s->rows[i].p2p.grad_slot * x->stride;
             x->versions = 1;
         }
     } else {
-        buffer_plan_versions(&b[STATE_MADE], s->rows, STATE_MADE, m, r->stays);
-        buffer_plan_versions(&b[STATE_RECEIVED], s->rows, STATE_RECEIVED, m, false);
+        store_plan_versions(s, STATE_MADE, r->stays);
+        store_plan_versions(s, STATE_RECEIVED, false);
         // a piece's gradient of one storage is added up before that of the next storage begins
-        buffer_plan_versions(&b[STATE_PIECES], s->rows, STATE_PIECES, m,
-                             !r->stays && !share_alternates(m->share));
+        store_plan_versions(s, STATE_PIECES, !r->stays && !share_alternates(m->share));
     }
     for (int kind = STATE_MADE; kind <= STATE_PIECES; kind++) { // they count as buffers
         b[kind].slot_bytes += b[kind].held;
@@ -448,14 +419,14 @@ static inline void store_plan_states(StatePlan *s) {
         s->host[k].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
         s->host[k].size = s->device[k].size;
         s->host[k].on_host = true;
-        if (!s->policy.p2p || !by_p2p) { buffer_plan(&s->device[k], s->rows, kind, &s->layout); }
+        if (!s->steps_overlap || !by_p2p) { buffer_plan(&s->device[k], s->rows, kind, &s->layout); }
         buffer_plan(&s->host[k], s->rows, kind, &s->layout);
     }
-    if (s->policy.p2p) { store_plan_p2p(s); }
+    if (s->steps_overlap) { store_plan_p2p(s); }
 }
 
 // -------------------------------------------------------------------------------------------------
-// Pieces of offloaded states (host.h)
+// Pieces of offloaded states (update.h)
 
 // What an OffloadBuffer has of each element of a piece, in this order, and whether it is copied to
 // the device (in) and to the host (out). If the device updates, these are the states on the host:
@@ -471,7 +442,7 @@ enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 // for its moments and its gradient, and (second) for its parameters. Piece p comes for the second
 // time as piece p + pieces.
 static inline bool store_in_parts(const StatePlan *s, int storage) {
-    return s->policy.matrices && !s->policy.p2p && gpt_storage_is_block(s->model, storage);
+    return s->rows[storage].rule.wave >= 0;
 }
 static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool second) {
     const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
@@ -606,6 +577,7 @@ static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
     for (int i = 0; i < s->model->storages; i++) {
         s->rows[i].pieces = store_holds(s, i) ? s->rows[i].rule.pieces : 0;
+        s->rows[i].cpu_updates = s->rows[i].pieces && o->cpu_update;
     }
     store_number_pieces(s);
     s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
@@ -629,6 +601,7 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     s.dtype = dtype;
     s.wire = wire;
     s.optimizer = optimizer;
+    s.steps_overlap = policy.p2p != NULL;
     s.ranks = ranks;
     s.placement = placement;
     for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
@@ -637,19 +610,18 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
     s.buckets = new_array(Bucket, m->storages, "buckets");
     s.rows = new_array(StorageRow, m->storages, "states");
     StorageRule *rules = storage_rules(m, &s.policy, &s.layout.owners);
-    for (int i = 0; i < m->storages; i++) { s.rows[i].rule = rules[i]; }
+    for (int i = 0; i < m->storages; i++) {
+        StorageRow *row = &s.rows[i];
+        row->rule = rules[i];
+        row->owners = layout_process_group(&s.layout, i);
+        if (policy.p2p) { row->p2p = policy.p2p->storage[i]; }
+        row->borrowed = policy.p2p && policy.p2p->borrows && row->owners->all.me < 0;
+    }
     free(rules);
     store_plan_buckets(&s);
     store_plan_states(&s);
     store_plan_pieces(&s);
-    s.matrices = matrices_plan(&s.layout, &s.policy, ranks->n, dtype);
-    return s;
-}
-
-// Returns a store that has this plan, and no memory yet. It frees the plan's tables with its own.
-static inline Store store_of_plan(StatePlan plan) {
-    Store s = {};
-    s.plan = plan;
+    if (policy.matrices) { s.matrices = matrices_plan(&s.layout, s.rows, ranks->n, dtype); }
     return s;
 }
 
@@ -659,8 +631,10 @@ static inline void store_plan_free(StatePlan *s) {
             free_all(s->buckets[i].hop[h].to, s->buckets[i].hop[h].from);
         }
     }
+    for (int i = 0; i < s->model->storages; i++) {
+        free_all(s->rows[i].exchange.to, s->rows[i].exchange.from);
+    }
     free_all(s->buckets, s->rows);
-    matrices_free(&s->matrices, s->model->storages);
     layout_free(&s->layout);
     process_group_free(&s->world);
     memset(s, 0, sizeof *s);

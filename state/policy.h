@@ -241,6 +241,7 @@ typedef struct {
     bool gathers;              // parameters need a PREFETCH before each use; else they stay
     bool reduces_often;        // REDUCE runs in each micro-batch; else once in a step
     bool tied;                 // used by several stages: its gradient is reduced last
+    bool turns;                // it is a block that may share slots with others
     SumPlace sum;              // place of the gradient's sum between micro-batches
     int bucket;   // first storage of the bucket in which its gradient travels; -1: it travels alone
     int pieces;   // in which states on the host are updated; 0: none are there

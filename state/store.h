@@ -1,6 +1,6 @@
 // store.h: the store in memory. It allocates what was planned (planned.h), finds a state in it
-// (store_at), and reads and writes states wherever they are. The functions that move states are in
-// gather.h, p2p.h (messages from rank to rank) and host.h, those that update them in update.h.
+// (store_at), and reads and writes states wherever they are. sums.h, update.h, and gather.h and
+// p2p.h, follow a gradient through a step: to its sum, to new parameters, to their next uses.
 #ifndef STORE_H
 #define STORE_H
 
@@ -18,9 +18,122 @@
 #include "state/policy.h"
 #include "state/table.h"
 
-enum { ERROR_STEPS = 1024 }; // updates after which fed back errors are reset
-// weight of the newest error in their moving average (arXiv 2407.04480)
+#ifndef ERROR_STEPS // tests make it small
+#define ERROR_STEPS 1024
+#endif
+// Fed back errors are reset after so many updates. They are a moving average, of which this is the
+// weight of the newest (arXiv 2407.04480).
 static const float ERROR_WEIGHT = 0.8f;
+
+// -------------------------------------------------------------------------------------------------
+// Memory, and what is in flight
+
+// The exchange of a bucket in flight.
+typedef struct {
+    const Bucket *bucket; // NULL: none
+    int hop;              // 0: being filled; 1: exchange inside the node; 2: between nodes
+    int next;             // storage that is reduced next
+    bool add;             // the slices hold sums of earlier micro-steps
+    int64_t step;
+    CommRequest request;
+    char *sent[HOPS], *received[HOPS]; // records
+} BucketExchange;
+
+// Messages that use a buffer. The buffer may be written again when they are complete.
+typedef struct {
+    CommRequest *open; // [REQUEST_USES * ranks]
+    int count;
+} PendingRequests;
+
+// Buffer of a piece that moves between host and device. If the device updates, it is on the device
+// and receives states. If the CPU updates, it is on the host and has a gradient and new parameters.
+typedef struct {
+    char *at;
+    Stream link; // runs the copies of this buffer in order
+} OffloadBuffer;
+// A piece of a gradient that is copied to the host and added to the sum there.
+typedef struct {
+    float *at, *sum;
+    int64_t count; // 0: none
+} SumBuffer;
+
+typedef enum {
+    REQUEST_RECV,
+    REQUEST_SEND = BORROWED_SLOTS,
+    REQUEST_RECV_SUM = REQUEST_SEND + 2,
+    REQUEST_SEND_SUM,
+    REQUEST_KINDS
+} RequestKind; // REQUEST_RECV, REQUEST_SEND: parameters, one kind for each version buffer or slot
+// most messages of a version to one other rank: of the first version, for two uses in each of two
+// steps
+enum { REQUEST_USES = 4 };
+
+// How far a storage is: its parameters, the gradient of a step, its updates.
+typedef struct {
+    bool empty;  // the gradient has no contribution since its last reduction
+    bool summed; // the slice holds sums of earlier micro-steps
+    // the reduction in flight leaves its sum in the slot; it must be added to the slice
+    bool adds_to_shard;
+    bool noised;          // this step's gradient has its noise, and is not used yet
+    bool secondary_valid; // the secondary slice has the newest version
+    int arriving;         // GatherKind of the gather in flight or arrived; ACQUIRE reads it
+    CommRequest reducing, gathering, exchanging; // exchanging: directions
+    int64_t updates;                             // updates so far, which is the newest version
+    int64_t restarted; // version at which the moments began; updates - restarted counts theirs
+    // p2p: newest version that is stored here or posted. It counts steps, also those without an
+    // update
+    int64_t version;
+    PendingRequests requests[REQUEST_KINDS]; // p2p
+} StorageProgress;
+
+// The memory that was planned (store_allocate), and what states are copied and sent by.
+typedef struct {
+    Comm *comm;
+    Stream *stream;
+    BufferMemory device[STATE_KINDS], host[STATE_KINDS];
+    BufferMemory offload_buffers, sum_buffers, disk_buffers;
+    char *exchange_base; // of bucket exchanges
+    char *matrices;      // arrays of the optimizer's matrices
+    OffloadBuffer offload_buffer[MOVING_PIECES];
+    Disk *disk; // NULL: nothing is on a disk
+    // file of the disk. The caller sets it before store_allocate(), and frees it
+    DiskFile *file;
+    Stream param_link[SHARED_SLOTS]; // copies parameters from the host into each shared slot
+    ExactSum *squares;               // of the gradient's norm, on the device
+    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
+    ExactSum *sums;                  // [ranks] squares of each rank
+} StateMemory;
+
+// What is in flight: how far each storage is, the messages and copies that have begun, and counts.
+typedef struct {
+    StorageProgress *progress; // [storages]
+    SumBuffer adding[MOVING_PIECES];
+    int pieces_added; // pieces of gradients added so far to sums on the host
+    HostTraffic copied;
+    int64_t disk_read, disk_written; // bytes, by training steps
+    bool knows_previous;             // p2p: the version before the newest was loaded, too
+    bool in_deferred;                // a deferred operation is running (p2p.h)
+    bool *head_begun;                // p2p: [heads] a gradient of wte has begun in this buffer
+    CommRequest *head_coming;        // p2p: [heads] receives the head's part of it
+    int occupant[SHARED_SLOTS];      // storage whose gradient last used the shared slot
+    BucketExchange exchange[EXCHANGES];
+    int64_t exchanges; // exchanges started so far
+    bool pending;      // delayed updates: the host has the gradient of the previous step
+} StateFlight;
+
+// The states of a rank. A function takes the part that it needs.
+typedef struct {
+    StatePlan plan;
+    StateMemory memory;
+    StateFlight flight;
+} Store;
+
+// Returns a store that has this plan, and no memory yet. It frees the plan's tables with its own.
+static inline Store store_of_plan(StatePlan plan) {
+    Store s = {};
+    s.plan = plan;
+    return s;
+}
 
 // Buffer for states that are copied between host and device, or read and written outside the
 // training step.
@@ -34,17 +147,6 @@ static union {
 // Where states are
 
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_SECONDARY } GatherKind;
-typedef enum {
-    REQUEST_RECV,
-    REQUEST_SEND = BORROWED_SLOTS,
-    REQUEST_RECV_SUM = REQUEST_SEND + 2,
-    REQUEST_SEND_SUM,
-    REQUEST_KINDS
-} RequestKind; // REQUEST_RECV, REQUEST_SEND: parameters, one kind for each version buffer or slot
-// most messages of a version to one other rank: of the first version, for two uses in each of two
-// steps
-enum { REQUEST_USES = 4 };
-
 // Returns where this rank has its slice of a version of a state, on the device or on the host; NULL
 // if its buffer is not allocated. A state on disk has no address. Of states that have no versions,
 // any number names the only one; versions of gradients count steps.
@@ -72,8 +174,8 @@ static inline size_t store_full_bytes(const StatePlan *s, StateKind kind, int st
 }
 // Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
-    return s->plan.policy.p2p ? s->flight.progress[storage].version
-                              : s->flight.progress[storage].updates;
+    const StorageProgress *p = &s->flight.progress[storage];
+    return s->plan.steps_overlap ? p->version : p->updates;
 }
 static inline char *store_newest(const Store *s, int storage) {
     return store_at(s, STATE_PARAMETERS, storage, store_now(s, storage));
@@ -177,19 +279,19 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     }
     s->flight.progress = new_array(StorageProgress, n, "store");
     s->memory.sums = new_array(ExactSum, comm->ranks, "store");
-    for (int i = 0; i < s->plan.model->storages; i++) { s->flight.progress[i].first_write = true; }
+    for (int i = 0; i < s->plan.model->storages; i++) { s->flight.progress[i].empty = true; }
     s->memory.squares =
         (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->memory.squares, "the gradient's norm");
     s->memory.squares_read =
         (ExactSum *)memory_take_host(sizeof *s->memory.squares_read, "the gradient's norm");
     for (int k = 0; k < SHARED_SLOTS; k++) { s->flight.occupant[k] = -1; }
-    if (!s->plan.policy.p2p) { return; }
+    if (!s->plan.steps_overlap) { return; }
     s->flight.head_begun = new_array(bool, s->plan.policy.p2p->heads, "store");
     s->flight.head_coming = new_array(CommRequest, s->plan.policy.p2p->heads, "store");
-    s->flight.requests = new_array(PendingRequests, n * REQUEST_KINDS, "store");
     for (size_t i = 0; i < n * REQUEST_KINDS; i++) {
-        s->flight.requests[i].open = (CommRequest *)checked_malloc(
-            REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest), "store");
+        s->flight.progress[i / REQUEST_KINDS].requests[i % REQUEST_KINDS].open =
+            (CommRequest *)checked_malloc(REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest),
+                                          "store");
     }
 }
 
@@ -227,11 +329,10 @@ static inline void store_free(Store *s) {
     if (m->disk) { disk_close(m->disk); }
     buffer_free(&s->plan.disk_buffers, &m->disk_buffers);
     ops_free_host(m->squares_read);
-    for (int i = 0; s->flight.requests && i < s->plan.model->storages * REQUEST_KINDS; i++) {
-        free(s->flight.requests[i].open);
+    for (int i = 0; s->flight.progress && i < s->plan.model->storages * REQUEST_KINDS; i++) {
+        free(s->flight.progress[i / REQUEST_KINDS].requests[i % REQUEST_KINDS].open);
     }
-    free_all(m->disk, m->sums, s->flight.requests, s->flight.head_begun, s->flight.head_coming,
-             s->flight.progress);
+    free_all(m->disk, m->sums, s->flight.head_begun, s->flight.head_coming, s->flight.progress);
     store_plan_free(&s->plan);
     memset(s, 0, sizeof *s);
 }
@@ -257,14 +358,14 @@ static inline const char *state_name(StateKind kind) {
 }
 // Do the checkpoints of a run have this kind of state?
 static inline bool store_plan_has_state(const StatePlan *s, StateKind kind) {
-    return kind == STATE_PREVIOUS ? s->policy.p2p != NULL
+    return kind == STATE_PREVIOUS ? s->steps_overlap
                                   : kind == STATE_MASTER || optimizer_keeps(s->optimizer, kind);
 }
 static inline bool store_has_state(const Store *s, StateKind kind) {
     return kind == STATE_GRADIENT ? s->flight.pending : store_plan_has_state(&s->plan, kind);
 }
 static inline bool store_keeps_previous(const StatePlan *s, int storage) {
-    return s->policy.p2p && s->policy.p2p->storage[storage].places > 1;
+    return s->rows[storage].p2p.places > 1;
 }
 // Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
 // the last piece of a storage is shorter than the others.
@@ -350,6 +451,17 @@ static inline void store_reset_blocks(const Store *s) {
     }
 }
 
+// Starts a copy between host and device memory. in: to the device.
+static inline void store_move(Store *s, Stream *link, void *host, void *device, int64_t bytes,
+                              bool in) {
+    if (in) {
+        ops_from_host(link, device, host, bytes);
+        s->flight.copied.to_device += bytes;
+    } else {
+        ops_to_host_later(link, host, device, (size_t)bytes);
+        s->flight.copied.to_host += bytes;
+    }
+}
 // Returns how the parameters of a storage are rounded after its newest update, from an element on.
 // Rounding the same masters again, after a resume or on another number of ranks, gives the same
 // bits.

@@ -37,16 +37,30 @@ typedef struct {
     // the slice is stored outside the slot in which whole arrays are gathered or summed
     bool apart;
     // version v is stored at `slice` + (v modulo versions) * stride
-    int versions, slot; // slot: p2p, where states take turns (buffer_plan_versions)
+    int versions, slot; // slot: p2p, where states take turns (store_plan_versions)
     int64_t stride;
     int64_t slice; // offset of this rank's slice in the buffer of its place
     int64_t whole; // offset of the whole array, or of its slot, on the device; -1: it has none
 } State;
 
+// The exchange of a storage's directions.
+typedef struct {
+    int home[MOST_PARTS]; // member of the owners; -1: no matrix
+    // [owners + 1] bounds in elements of what each home gets of this rank's slice; of what this
+    // home gets from each slice. NULL: this rank is no owner
+    int64_t *to, *from;
+    int64_t directions, gathered; // where they begin in Matrices.directions, and .gathered
+} MatrixExchange;
+
 // A storage: what is decided about it, its states, and how they move.
 typedef struct {
     StorageRule rule;
+    const ProcessGroup *owners;
+    P2pStorage p2p;   // its messages between two ranks; all zero: it has none
+    bool borrowed;    // p2p: this rank has the parameters only during a use, in a slot
+    bool cpu_updates; // the CPU updates this rank's slice from a gradient on the host
     State states[STATE_KINDS];
+    MatrixExchange exchange; // of an optimizer that needs whole matrices
     int bucket; // index of its bucket; -1: this rank exchanges no quantized gradients of it
     // pieces in which offloaded states move for their update; 0: nothing of it is offloaded
     int pieces;
@@ -148,58 +162,6 @@ static inline void buffer_plan(StateBuffer *b, StorageRow *rows, StateKind kind,
     }
     b->slot_bytes = at - b->held;
     if (b->travels) { buffer_plan_slots(b, rows, kind, l, at); }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Whole arrays in point-to-point mode
-
-// Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
-// time one after another, otherwise in the same place. Storages with 0 versions have none.
-static inline void buffer_plan_versions(StateBuffer *b, StorageRow *rows, StateKind kind,
-                                        const GptModel *m, bool one_at_a_time) {
-    int slots = 0;
-    for (int i = 0; i < m->storages; i++) {
-        slots = (int)max_i64(slots, rows[i].states[kind].slot + 1);
-    }
-    for (int k = 0; k < slots; k++) {
-        int64_t used = 0;
-        for (int i = 0; i < m->storages; i++) {
-            State *x = &rows[i].states[kind];
-            if (!x->versions || x->slot != k) { continue; }
-            x->stride = gpt_storage_elements(m, i) * (int64_t)b->size;
-            x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
-            const int64_t bytes = x->versions * x->stride;
-            used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
-        }
-        b->held += used;
-    }
-}
-// Adds slots for the stages of p2p parameters behind what the buffer holds. In a slot the storages
-// of a stage that have no version yet are stored one after another, and stages use the same slots.
-// wte has the same offset in the first and in the last stage. The slots are the versions of these
-// storages, as far apart as the longest stage is long.
-static inline void buffer_add_stages(StateBuffer *b, StorageRow *rows, StateKind kind,
-                                     const GptModel *m, const P2p *r, int slots) {
-    int64_t most = 0;
-    for (int stage = 0; stage < r->stages; stage++) {
-        int64_t at = 0;
-        for (int i = 0; i < m->storages; i++) {
-            State *x = &rows[i].states[kind];
-            if (x->versions || (r->storage[i].stage != stage && (i || stage != r->stages - 1))) {
-                continue;
-            }
-            x->slice = x->whole = (int64_t)b->held + at;
-            at += gpt_storage_elements(m, i) * (int64_t)b->size;
-        }
-        most = max_i64(most, at);
-    }
-    for (int i = 0; i < m->storages; i++) {
-        State *x = &rows[i].states[kind];
-        if (x->versions) { continue; }
-        x->versions = slots;
-        x->stride = most;
-    }
-    b->slot_bytes += slots * most;
 }
 
 static inline BufferMemory buffer_allocate(const StateBuffer *b, MemoryKind kind,

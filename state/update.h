@@ -1,9 +1,22 @@
-// update.h: an update, from the reduced gradient to the new parameters, in the order in which it
-// happens: the gradient gets its noise and is measured (store_norm); its storage begins a version
-// (store_begin_update); the states are found, on the device, on the host, or in the buffer of a
-// piece (store_find_places); the tensors are updated by the optimizer's kernel, with the mean over
-// shared layers, the clipping, and the decay of each (store_update_parts); at last the copies of
-// the parameters are renewed (store_slice_changed). The kernel rounds working parameters itself.
+// update.h: an update, from the sum of a storage's gradient (sums.h) to its new parameters, which
+// gather.h and p2p.h send. From top to bottom:
+//   fetch   states on disk are read to the host; states on the host are copied to the device
+//   noise   of a private run; then the norm of the whole gradient (store_norm)
+//   begin   the storage's new version, and the memory of the update (store_find_places)
+//   update  of each tensor by the optimizer's kernel, with the mean over shared layers, the
+//           clipping, and the decay of each. The kernel rounds working parameters itself
+//   store   states return to the host, and are written to the disk
+//
+// Pieces   States on the host (policy.h: Offload; offload.h says which) move in pieces of at most
+//          offload_piece() elements of a slice, so the buffers on the way are small for any model.
+// Buffers  Two (OffloadBuffer). The pieces of all storages use them in turns, a piece always the
+//          same one. The copies of a buffer run in order (its link). So a piece has arrived before
+//          its update, has left before the next one arrives, and one buffer is filled while the
+//          other is emptied.
+// Device   If the device updates, a piece's states are fetched before the update, and evicted after
+//          it: 8 bytes for each state of 4, with identical results.
+// CPU      If the CPU updates, the gradient is evicted before the update (with fp32 parameters,
+//          which are their own masters), and the new parameters are fetched after it.
 #ifndef UPDATE_H
 #define UPDATE_H
 
@@ -16,8 +29,9 @@
 #include "ops/noise.h"
 #include "ops/ops.h"
 #include "ops/orthogonalise.h"
+#include "state/disk.h"
 #include "state/gather.h"
-#include "state/host.h"
+#include "state/layout.h"
 #include "state/matrices.h"
 #include "state/optimizer.h"
 #include "state/p2p.h"
@@ -27,7 +41,106 @@
 #include "state/table.h"
 
 // -------------------------------------------------------------------------------------------------
-// The gradient
+// Fetch
+
+// A piece of this rank's slice of a storage, and the buffers through which it moves. A slice of
+// which nothing is on the host is one piece.
+typedef struct {
+    int storage, number;
+    bool second;          // it moves for the second part of its update (store_in_parts)
+    int64_t begin, count; // elements of the slice. The last pieces of a short slice may be empty
+    OffloadBuffer *buffer;
+    DiskBuffer *disk; // NULL: nothing of it is on disk
+} Piece;
+static inline Piece store_piece(Store *s, int storage, int number) {
+    const StorageRow *row = &s->plan.rows[storage];
+    const bool second = row->pieces && number >= row->pieces;
+    const int64_t own = store_own_elements(&s->plan, storage),
+                  most = row->pieces ? offload_piece(s->plan.model) : own;
+    const int within = second ? number - row->pieces : number;
+    Piece p = {.storage = storage, .number = number, .second = second};
+    p.begin = min_i64(own, within * most);
+    p.count = min_i64(most, own - p.begin);
+    p.buffer = &s->memory.offload_buffer[(row->first_piece[second] + within) % MOVING_PIECES];
+    if (row->rule.on_disk && p.count) {
+        p.disk = &s->memory.disk->buffer[(row->first_stored + number) % DISK_PIECES];
+    }
+    return p;
+}
+// Returns where a state of a piece is when it is not in the OffloadBuffer: on the device, on the
+// host, or in the buffer that it was read into from the disk; NULL: nowhere. step: of a gradient.
+static inline char *store_piece_at(Store *s, StateKind kind, const Piece *p, int64_t step) {
+    const State *x = store_record(&s->plan, kind, p->storage);
+    if (x->place == PLACE_NONE || !p->count) { return NULL; }
+    if (x->place == PLACE_DISK) {
+        return p->disk->at + store_place_on_disk(&s->plan, kind, p->storage, p->number, p->count) -
+               store_place_on_disk(&s->plan, STATE_MASTER, p->storage, p->number, p->count);
+    }
+    const int64_t version = kind == STATE_GRADIENT ? step : store_now(s, p->storage);
+    char *slice = store_at(s, kind, p->storage, version);
+    return slice ? slice + p->begin * (int64_t)s->plan.device[x->copy_of].size : NULL;
+}
+// Starts to read what is on disk of a piece into its buffer, or to write it.
+static inline void store_move_stored(Store *s, const Piece *p, bool writes) {
+    if (!p->count) { return; }
+    const int64_t bytes = store_stored_bytes(s->plan.policy.offload, p->storage, p->count);
+    disk_start(p->disk,
+               store_place_on_disk(&s->plan, STATE_MASTER, p->storage, p->number, p->count), bytes,
+               writes);
+    *(writes ? &s->flight.disk_written : &s->flight.disk_read) += bytes;
+}
+static inline void store_read_piece(Store *s, int storage, int piece) {
+    const Piece p = store_piece(s, storage, piece);
+    store_move_stored(s, &p, false);
+}
+// Delayed updates: returns the parameters of a piece as the masters are now. They are rounded into
+// the buffer unless they are masters themselves.
+static inline char *store_round_delayed(Store *s, const Piece *p) {
+    char *master = store_piece_at(s, STATE_MASTER, p, 0);
+    int64_t first;
+    if (s->plan.dtype == DTYPE_FP32) { return master; }
+    store_own(&s->plan, p->storage, &first);
+    ops_wait(&p->buffer->link);
+    ops_round_host(s->memory.stream, (uint16_t *)p->buffer->at, (const float *)(const void *)master,
+                   p->count, store_rounding(s, p->storage, first + p->begin));
+    return p->buffer->at;
+}
+// Copies a piece to the device (in) or to the host: what PiecePart says. Copies out follow the
+// device's work so far; later device work sees what the CPU has made.
+static inline void store_move_piece(Store *s, const Piece *p, int64_t step, bool in) {
+    const bool cpu = s->plan.rows[p->storage].cpu_updates, delays = store_delays(&s->plan);
+    PiecePart parts[PIECE_PARTS];
+    const int count =
+        store_piece_parts(&s->plan, s->plan.policy.offload, p->storage, p->second, parts);
+    if (!p->count) { return; }
+    if (!in || delays) { ops_follow(&p->buffer->link, s->memory.stream); }
+    if (in && !cpu && p->disk) { disk_wait(p->disk); }
+    char *at = delays ? store_round_delayed(s, p) : p->buffer->at;
+    for (int k = 0; k < count; k++) {
+        const int64_t bytes = p->count * parts[k].size;
+        if (in ? parts[k].in : parts[k].out) {
+            char *there = store_piece_at(s, parts[k].kind, p, step);
+            store_move(s, &p->buffer->link, cpu ? at : there, cpu ? there : at, bytes, in);
+        }
+        at += bytes;
+    }
+    if (in && cpu) { ops_follow(s->memory.stream, &p->buffer->link); }
+}
+// Copies a piece to the device: its states, or, if the CPU updates, its new parameters.
+static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
+    const Piece p = store_piece(s, storage, piece);
+    if (store_delays(&s->plan) && piece == 0) {
+        s->flight.progress[storage].updates += s->flight.pending;
+    }
+    store_move_piece(s, &p, step, true);
+    if (s->plan.rows[storage].cpu_updates && piece + 1 == s->plan.rows[storage].pieces) {
+        store_slice_changed(s, storage);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Noise, and the norm
+
 // Adds the noise of a step to this rank's slice of a gradient whose reduction has ended. Noise is a
 // function of key, step and element alone. The padding of the vocabulary is no parameter: it has
 // neither gradient nor noise.
@@ -53,11 +166,6 @@ static inline void store_add_all_noise(Store *s, int64_t step) {
         if (store_holds(&s->plan, i)) { store_add_noise(s, i, step); }
     }
 }
-// After store_norm: this step makes no update.
-static inline void store_skip_updates(Store *s) {
-    for (int i = 0; i < s->plan.model->storages; i++) { s->flight.progress[i].noised = false; }
-}
-
 // Returns the factor that turns a storage's gradient, the sum over the layers that share it, into
 // their mean.
 static inline double store_mean(const StatePlan *s, int storage) {
@@ -84,20 +192,10 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
     ops_wait(s->memory.stream);
     exact_join(sum, s->memory.squares_read);
 }
-// Waits for all reductions, adds noise if the run is private, and returns the norm of the whole
-// gradient; each storage counts once. All ranks must call it, whatever they hold.
+// Adds noise if the run is private, and returns the norm of the whole gradient; each storage counts
+// once. Follows store_finish_sums. All ranks must call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
-    BucketExchange *newest = exchange_newest(s),
-                   *older = &s->flight.exchange[s->flight.exchanges % EXCHANGES];
     ExactSum sum = {};
-    exchange_send_on(s, newest);
-    exchange_finish(s, older);
-    exchange_finish(s, newest);
-    for (int i = s->plan.model->storages - 1; i >= 0; i--) {
-        store_finish_reduce(s, i);
-        s->flight.progress[i].summed = false;
-    }
-    store_finish_sums(s);
     store_add_all_noise(s, step);
     store_measure(s, 0, s->plan.model->storages, step, &sum);
     comm_all_gather_small(s->memory.comm, &sum, s->memory.sums, sizeof sum);
@@ -106,6 +204,14 @@ static inline double store_norm(Store *s, int64_t step) {
     }
     return sqrt(exact_value(sum));
 }
+// After store_norm: this step makes no update.
+static inline void store_skip_updates(Store *s) {
+    for (int i = 0; i < s->plan.model->storages; i++) { s->flight.progress[i].noised = false; }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Begin
+
 // Resets the fed back errors of a storage: after each ERROR_STEPS updates, and with each
 // checkpoint, since checkpoints do not hold them.
 static inline void store_forget_errors(Store *s, int storage) {
@@ -115,15 +221,31 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The update
-
+// Begins a new version on its owner. If fp32 parameters are their own masters, and the previous
+// version stays, the new one begins as its copy.
+static inline void store_begin_version(Store *s, int storage, int64_t version) {
+    const char *before = store_newest(s, storage);
+    store_open_version(s, storage, version);
+    if (before != store_newest(s, storage) && s->plan.dtype == DTYPE_FP32) {
+        ops_copy(s->memory.stream, store_newest(s, storage), before,
+                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
+    }
+}
+// Makes a version that equals the previous one, because this step does not update the storage.
+static inline void store_skip_version(Store *s, int storage, int64_t version) {
+    const char *before = store_newest(s, storage);
+    store_begin_version(s, storage, version);
+    s->flight.progress[storage].noised = false;
+    if (before == store_newest(s, storage) || s->plan.dtype == DTYPE_FP32) { return; }
+    ops_copy(s->memory.stream, store_newest(s, storage), before,
+             store_full_bytes(&s->plan, STATE_PARAMETERS, storage));
+}
 // Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
     // a gradient is clipped, reduced, given its noise and then used, in this order
     assert(store_holds(&s->plan, storage) && p->noised == s->plan.noise.on);
-    if (s->plan.policy.p2p) { store_begin_version(s, storage, step + 1); }
+    if (s->plan.rows[storage].p2p.places) { store_begin_version(s, storage, step + 1); }
     p->noised = false;
     if (++p->updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
@@ -134,64 +256,44 @@ typedef struct {
     int64_t first, count;
     bool cpu_update;
 } UpdatePlaces;
-// Points into the buffer of a piece that has arrived (host.h).
-static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
-    const Offload *o = s->plan.policy.offload;
-    OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
-    PiecePart parts[PIECE_PARTS];
-    char *at = buffer->at;
-    p->cpu_update = o->cpu_update;
-    if (p->cpu_update) {
-        ops_wait(&buffer->link);
-        store_await_stored(s, storage, piece);
-    } else {
-        ops_follow(s->memory.stream, &buffer->link);
-    }
-    const bool second = piece_is_second_pass(&s->plan, storage, piece);
-    for (int k = 0, n = store_piece_parts(&s->plan, o, storage, second, parts); k < n; k++) {
-        p->at[parts[k].kind] = at;
-        at += p->count * parts[k].size;
-    }
-}
 // Finds the memory of an update with the gradient of a step: of this rank's slice, or of one of its
-// pieces.
+// pieces, whose states have arrived in its buffer.
 static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step, int piece) {
-    UpdatePlaces p = {};
-    int64_t begin, first;
-    p.count = store_piece(&s->plan, storage, piece, &begin);
-    store_own(&s->plan, storage, &first);
-    p.first = first + begin;
+    const Piece x = store_piece(s, storage, piece);
+    UpdatePlaces p = {.count = x.count, .cpu_update = s->plan.rows[storage].cpu_updates};
+    store_own(&s->plan, storage, &p.first);
+    p.first += x.begin;
     for (int kind = 0; kind < HOST_KINDS; kind++) {
-        p.at[kind] = store_piece_at(s, kind, storage, piece, step);
+        p.at[kind] = store_piece_at(s, kind, &x, step);
     }
-    if (s->plan.rows[storage].pieces) { store_find_arrived(s, storage, piece, &p); }
+    if (s->plan.rows[storage].pieces) {
+        PiecePart parts[PIECE_PARTS];
+        char *at = x.buffer->at;
+        if (p.cpu_update) {
+            ops_wait(&x.buffer->link);
+            if (x.disk) { disk_wait(x.disk); }
+        } else {
+            ops_follow(s->memory.stream, &x.buffer->link);
+        }
+        const int n = store_piece_parts(&s->plan, s->plan.policy.offload, storage, x.second, parts);
+        for (int k = 0; k < n; k++) {
+            p.at[parts[k].kind] = at;
+            at += p.count * parts[k].size;
+        }
+    }
     // parameters are their own masters
     if (s->plan.dtype == DTYPE_FP32) { p.at[STATE_MASTER] = p.at[STATE_PARAMETERS]; }
     return p;
 }
-// The same of a delayed update: this rank's whole slice, all of it on the host. The device's
-// parameters are of another version.
-static inline UpdatePlaces store_find_delayed(const Store *s, int storage, int64_t step) {
-    UpdatePlaces p = {};
-    p.count = store_own(&s->plan, storage, &p.first);
-    p.cpu_update = true;
-    for (int kind = 0; kind <= STATE_GRADIENT; kind++) {
-        const bool here = store_place(&s->plan, kind, storage) != PLACE_NONE;
-        p.at[kind] = here ? store_at(s, kind, storage, step) : NULL;
-    }
-    return p;
-}
+
+// -------------------------------------------------------------------------------------------------
+// Update
 
 // The kernels of each optimizer, in the order of their table.
 typedef void OptimizerKernel(Stream *, UpdateSlice, OptimizerStep);
 static OptimizerKernel *const optimizer_kernels[][2] = {
 #define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
     OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
-// Returns the optimizer of a storage: blocks have the run's.
-static inline const Optimizer *store_optimizer(const StatePlan *s, int storage) {
-    return gpt_storage_is_block(s->model, storage) ? s->optimizer
-                                                   : optimizer_of_others(s->optimizer);
-}
 // Does the storage's update need whole matrices?
 static inline bool store_has_matrices(const StatePlan *s, int storage) {
     return s->matrices.count && gpt_storage_is_block(s->model, storage);
@@ -199,7 +301,9 @@ static inline bool store_has_matrices(const StatePlan *s, int storage) {
 // Updates n elements, from element `at` of the places on.
 static inline void store_update_elements(Store *s, int storage, const UpdatePlaces *p, int64_t at,
                                          int64_t n, OptimizerStep o) {
-    const Optimizer *optimizer = store_optimizer(&s->plan, storage);
+    const Optimizer *optimizer = gpt_storage_is_block(s->plan.model, storage)
+                                     ? s->plan.optimizer
+                                     : optimizer_of_others(s->plan.optimizer);
     const int64_t word = sizeof(float);
     char *parameters = p->at[STATE_PARAMETERS], *master = p->at[STATE_MASTER] + at * word;
     const DType dtype =
@@ -254,9 +358,9 @@ typedef struct {
 static inline UpdatePart store_update_part(const Store *s, int storage, const UpdatePlaces *p,
                                            int k) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const int64_t *bounds = store_slices(&s->plan, storage);
-    const int me = store_process_group(&s->plan, storage)->all.me;
+    const int me = s->plan.rows[storage].owners->all.me;
     int64_t first;
     const int64_t own = part_of_slice(&x->part[k], bounds, me, &first),
                   begin = max_i64(first, p->first);
@@ -270,8 +374,8 @@ static inline UpdatePart store_update_part(const Store *s, int storage, const Up
 }
 // Starts to send this rank's parts of directions home, or (back) the results to their slices.
 static inline void store_exchange_matrices(Store *s, int storage, int64_t step, bool back) {
-    const Group *all = &store_process_group(&s->plan, storage)->all;
-    const MatrixExchange *e = &s->plan.matrices.of[storage];
+    const Group *all = &s->plan.rows[storage].owners->all;
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const CommLabel label = {back ? "orthogonal matrices" : "directions", storage, step};
     float *slice = matrices_directions(s->memory.matrices, e),
           *gathered = matrices_gathered(s->memory.matrices, &s->plan.matrices, e);
@@ -309,9 +413,9 @@ static inline void store_direct(Store *s, int storage, int64_t step, OptimizerSt
 // Copies the parts of a matrix from where they arrived to one array, or (back) from there.
 static inline void store_copy_matrix(Store *s, int storage, int k, float *whole, bool back) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
     const int64_t *bounds = store_slices(&s->plan, storage);
-    for (int r = 0; r < store_process_group(&s->plan, storage)->all.n; r++) {
+    for (int r = 0; r < s->plan.rows[storage].owners->all.n; r++) {
         int64_t begin, n = part_of_slice(&x->part[k], bounds, r, &begin);
         float *there = matrices_gathered(s->memory.matrices, x, e) +
                        matrices_arrival(x, e, bounds, r, k),
@@ -326,8 +430,8 @@ static inline void store_copy_matrix(Store *s, int storage, int k, float *whole,
 // it, after store_direct.
 static inline void store_orthogonalise(Store *s, int storage, int64_t step, OptimizerStep o) {
     const Matrices *x = &s->plan.matrices;
-    const MatrixExchange *e = &x->of[storage];
-    const Group *all = &store_process_group(&s->plan, storage)->all;
+    const MatrixExchange *e = &s->plan.rows[storage].exchange;
+    const Group *all = &s->plan.rows[storage].owners->all;
     comm_wait(s->memory.comm, &s->flight.progress[storage].exchanging);
     for (int k = 0; k < x->count; k++) {
         const StoragePart *p = &x->part[k];
@@ -363,21 +467,15 @@ static inline void store_follow_directions(Store *s, int storage, const UpdatePl
         store_update_elements(s, storage, &along, part.at, part.count, o);
     }
 }
-// Must be called when this rank's slice of the parameters has changed: invalidates the hpZ
-// secondary copy, and quantizes again.
-static inline void store_slice_changed(Store *s, int storage) {
-    s->flight.progress[storage].secondary_valid = false;
-    if (s->plan.policy.quantized_weights) {
-        ops_quantize(s->memory.stream, store_at(s, STATE_RECORDS, storage, 0),
-                     store_at(s, STATE_PARAMETERS, storage, 0), s->plan.dtype,
-                     store_own_elements(&s->plan, storage), s->plan.policy.weights);
-    }
-}
-// Makes one optimizer update of this rank's slice of a storage, or of one of its pieces
-// (state/host.h), with the gradient of a step. All members call it.
+
+// -------------------------------------------------------------------------------------------------
+// The update of a storage
+
+// Makes one optimizer update of this rank's slice of a storage, or of one of its pieces, with the
+// gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     const bool matrices = store_has_matrices(&s->plan, storage);
-    if (matrices && s->plan.policy.p2p) { // one owner, and no other actions for the first parts
+    if (matrices && !store_in_parts(&s->plan, storage)) { // no other actions for the first parts
         store_direct(s, storage, step, o, 0);
         store_orthogonalise(s, storage, step, o);
     }
@@ -392,68 +490,35 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     const int last = s->plan.rows[storage].pieces * (matrices ? 2 : 1) - 1;
     if (!p.cpu_update && piece >= last) { store_slice_changed(s, storage); }
 }
-// Updates masters and moments on the host with the pending gradient, while the device computes with
-// the version before. The new version is used from the moment when it is fetched.
+// Updates masters and moments on the host, where all of this rank's slice is, with the pending
+// gradient, while the device computes with the version before (--offload-delay). The new version is
+// used from the moment when it is fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
+    UpdatePlaces p = {.cpu_update = true};
     if (!s->flight.pending) { return; }
     // copies of fp32 masters that the previous step began may still read them
     for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->memory.offload_buffer[i].link); }
-    const UpdatePlaces p = store_find_delayed(s, storage, step);
+    p.count = store_own(&s->plan, storage, &p.first);
+    for (int kind = 0; kind <= STATE_GRADIENT; kind++) { // the parameters are of another version
+        const bool here = store_place(&s->plan, kind, storage) != PLACE_NONE;
+        p.at[kind] = here ? store_at(s, kind, storage, step) : NULL;
+    }
     store_update_parts(s, storage, &p, s->flight.progress[storage].updates + 1, o);
-}
-// Moves a piece of offloaded states: FETCH to the device, EVICT to the host. If the device updates,
-// the piece is fetched before its update and evicted after it. If the CPU updates, the gradient is
-// evicted before the update, and the new parameters are fetched after it.
-static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
-    if (store_delays(&s->plan) && piece == 0) {
-        s->flight.progress[storage].updates += s->flight.pending;
-    }
-    store_move_piece(s, storage, piece, step, true);
-    if (s->plan.policy.offload->cpu_update && piece + 1 == s->plan.rows[storage].pieces) {
-        store_slice_changed(s, storage);
-    }
-}
-static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
-    store_move_piece(s, storage, piece, step, false);
 }
 
 // -------------------------------------------------------------------------------------------------
-// Parameters from outside
+// Store
 
-// Must be called after masters were written from outside (initial values, a loaded file): updates
-// the working parameters. All members call it.
-static inline void store_masters_changed(Store *s) {
-    for (int i = 0; i < s->plan.model->storages; i++) {
-        int64_t begin, n = store_own(&s->plan, i, &begin);
-        if (!store_holds(&s->plan, i)) { continue; }
-        if (s->plan.dtype != DTYPE_FP32 || store_delays(&s->plan)) {
-            if (store_place(&s->plan, STATE_MASTER, i) == PLACE_DEVICE &&
-                store_place(&s->plan, STATE_PARAMETERS, i) == PLACE_DEVICE) {
-                ops_convert_float(s->memory.stream, store_newest(s, i),
-                                  store_floats(s, STATE_MASTER, i, 0), s->plan.dtype, n,
-                                  store_rounding(s, i, begin));
-            } else {
-                store_round_on_host(s, i);
-            }
-        }
-        store_slice_changed(s, i);
-        if (!s->plan.policy.p2p && !s->plan.rows[i].rule.gathers) {
-            store_prefetch(s, i, s->flight.progress[i].updates, false, s->memory.comm->step);
-        }
-    }
-    if (s->plan.policy.p2p) { store_send_all(s); }
+// Copies a piece to the host: its updated states, or, if the CPU updates, its gradient.
+static inline void store_evict(Store *s, int storage, int piece, int64_t step) {
+    const Piece p = store_piece(s, storage, piece);
+    store_move_piece(s, &p, step, false);
 }
-static inline void store_initialise(Store *s, uint64_t seed) {
-    for (int i = 0; i < s->plan.model->storages; i++) {
-        int64_t begin, n = store_own(&s->plan, i, &begin);
-        for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
-            count = min_i64(STATE_PIECE_FLOATS, n - at);
-            gpt_initialise(s->plan.model, i, seed, begin + at, begin + at + count,
-                           state_piece.floats);
-            store_write_state(s, STATE_MASTER, i, at, count, state_piece.floats);
-        }
-    }
-    store_masters_changed(s);
+static inline void store_write_piece(Store *s, int storage, int piece) {
+    const Piece p = store_piece(s, storage, piece);
+    // first the states that the device has updated must arrive on the host
+    if (!s->plan.rows[storage].cpu_updates) { ops_wait(&p.buffer->link); }
+    store_move_stored(s, &p, true);
 }
 
 #endif

@@ -543,6 +543,20 @@ static void test_shares(void **state) {
         assert_false(manifest_model(text, &read, &back, optimizer));
     }
 }
+// A manifest has at least one block, and no more than a model may have.
+static void test_numbers_of_blocks(void **state) {
+    (void)state;
+    const int64_t layers[] = {1, GPT_LAYERS, 0, -1, GPT_LAYERS + 1, INT64_MAX};
+    GptConfig read;
+    GptShare share;
+    char optimizer[OPTIMIZER_NAME];
+    for (int i = 0; i < 6; i++) {
+        const Text text = text_of("model layers=%" PRId64 ",heads=2,channels=16,vocab=101,"
+                                  "padded_vocab=128,max_seq_len=16,optimizer=adamw\n",
+                                  layers[i]);
+        assert_int_equal(manifest_model(text.at, &read, &share, optimizer), i < 2);
+    }
+}
 // A manifest names its architecture, unless it is the first; one that is unknown is refused.
 static void test_architectures(void **state) {
     (void)state;
@@ -728,6 +742,8 @@ static void test_keep_keeps_a_good_one(void **state) {
     Store s = make_store(DTYPE_FP32, true);
     for (int step = 1; step <= 4; step++) { save_step(&s, step, 0); }
     checkpoints_prune(out, 4, 1, -1);
+    check_kept(all);
+    checkpoints_prune(out, 2, 2, 2); // later steps are left alone and do not count
     check_kept(all);
     checkpoints_prune(out, 4, 1, 2);
     check_kept(good);
@@ -1196,6 +1212,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_histories, fresh),
         cmocka_unit_test(test_reserved_states_are_passed_over),
         cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_numbers_of_blocks),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),

@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint.h"
 #include "pipeline.h"
 #include "schedule/validator.h"
+#include "state/sums.h"
 #include "policies.h" // OFFLOAD
 
 enum {
@@ -269,6 +270,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_READ: store_read_piece(s, a->storage, a->use); break;
         case ACT_WRITE: store_write_piece(s, a->storage, a->use); break;
         case ACT_NORM:
+            store_finish_sums(s);
             norm = store_norm(s, step);
             check(r->setting.exact ? norm == expected.norm[step]
                                    : fabs(norm / expected.norm[step] - 1) < 0.1,

@@ -251,6 +251,16 @@ class Time(unittest.TestCase):
                 (seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name
             )
 
+    def test_bound_by_the_host(self):
+        """It reads the gradient, and reads and writes the master and two moments: 28 bytes an
+        element, in pieces, or late and as a whole."""
+        words = [*self.MODEL[:-2], "--dtype", "bf16", "--offload", "optimizer"]
+        cluster = "1x1,tflops=1e6,memory=1e6,link=1e6,host=1"
+        for how in (["--offload-update", "host"], ["--offload-delay", 1]):
+            found = predict(*words, *how, cluster=cluster)
+            taken = found["parameters"] * 28 / 1e9
+            self.assertAlmostEqual(found["predicted"]["step_ms"] / 1000 / taken, 1, delta=0.001)
+
     def test_unequal_ranks(self):
         """The slowest rank decides, in all that it computes: 2 samples take 3 parts of 2 (forward
         and backward), and recomputation is a fourth."""
@@ -289,6 +299,17 @@ class Time(unittest.TestCase):
             self.assertAlmostEqual(
                 (seconds - hidden) / messages, 1 - overlap, delta=0.2, msg=overlap
             )
+
+    def test_overlap_of_pipelines(self):
+        """What a message between two ranks keeps of computing is half at each end: of one
+        micro-batch, whose two messages take 100 ms each, the sender's half delays each; the other
+        end has nothing to do but wait."""
+        words = ["--model", "arch=nano,layers=2,heads=2,channels=64,vocab=512", "--seq-len", 64]
+        words += ["--pipeline", "2:1,2:1", "--micro-batch", 1, "--batch-tokens", 64]
+        free = "1x2,intra=1e6,tflops=1e6,memory=1e6,latency=1e5"
+        for overlap, expected in ((1, 200), (0.5, 250), (0, 300)):
+            found = predict(*words, "--dtype", "fp32", cluster=f"{free},overlap={overlap}")
+            self.assertAlmostEqual(found["predicted"]["step_ms"], expected, delta=0.1)
 
 
 class Rest(unittest.TestCase):

@@ -11,6 +11,7 @@ the program accepts, and takes the fastest that fits.
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import unittest
@@ -237,16 +238,34 @@ class Fit(harness.TestCase):
         self.assertIn("--zero-quantized-gradients", found[0.01][0]["flags"])
 
     def test_secondary_copies_need_nodes(self):
-        """Inside one node a secondary copy saves nothing, so such a way is not tried."""
+        """Inside one node a secondary copy saves nothing, and nodes of different sizes cannot each
+        hold one that is cut alike: such ways are not tried."""
         words = ["--fit", "--dry-run", "--model", "layers=2,heads=4,channels=512,vocab=1000"]
         words += ["--seq-len", 64, "--batch-tokens", 256, "--dtype", "bf16", "--zero", 3]
         words += ["--pipeline", 1, "--offload", "none", "--recompute", "none"]
         found = {}
-        for shape in ("1x4", "2x2"):
+        for shape in ("1x4", "2x2", "1x2+1x1", "1x1+1x2"):
             rates = ",intra=100,inter=0.1,tflops=1,memory=100,overlap=0"
             ways = ask(*words, "--cluster", shape + rates)["best"]
             found[shape] = any("hpz" in way["flags"] for way in ways)
-        self.assertEqual(found, {"1x4": False, "2x2": True})
+        uneven = {"1x2+1x1": False, "1x1+1x2": False}
+        self.assertEqual(found, {"1x4": False, "2x2": True, **uneven})
+
+    def test_micro_batches_of_pipelines(self):
+        """Each size that divides the samples of a step is tried; another one if it is given."""
+        words = ["--fit", "--dry-run", "--model", "layers=2,heads=4,channels=64,vocab=1000"]
+        words += ["--seq-len", 64, "--pipeline", "2:1,2:1", "--pipeline-schedule", "gpipe"]
+        words += ["--zero", 0, "--zero-quantized-gradients", 0, "--offload", "none"]
+        words += ["--recompute", "none", "--cluster", "1x2,intra=100,tflops=1,memory=100"]
+        for samples, sizes in ((6, [1, 2, 3, 6]), (7, [1, 7]), (9, [1, 3, 9])):
+            ways = ask(*words, "--batch-tokens", 64 * samples)["best"]
+            found = [re.search(r"--micro-batch (\d+)", way["flags"])[1] for way in ways]
+            self.assertEqual(sorted(map(int, found)), sizes)
+        # one that is given is, too
+        for size in (4, 9):
+            ways = ask(*words, "--batch-tokens", 64 * 6, "--micro-batch", size)["best"]
+            found = [int(re.search(r"--micro-batch (\d+)", way["flags"])[1]) for way in ways]
+            self.assertEqual(found, [min(size, 6)])
 
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
@@ -407,6 +426,8 @@ class Sizes(harness.TestCase):
             (["--batch-tokens", 2**18], (2048, 2**18)),
             (["--batch-tokens", 4096], (256, 4096)),  # 2 samples of 2048 for 8 ranks
             (["--seq-len", 512, "--batch-tokens", 4096], (512, 4096)),
+            (["--micro-batch", 2, "--batch-tokens", 2**14], (2048, 2**14)),
+            (["--micro-batch", 3, "--batch-tokens", 2**14], (256, 2**14)),  # 8 samples of 2048
             (["--pipeline", 2, "--micro-batches", 4], (2048, 0)),
         ):
             self.assertEqual(self.flags(*self.CLUSTER, *model, *words), expected, words)

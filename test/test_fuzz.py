@@ -1031,9 +1031,13 @@ def run(words, folder):
         return code, *(get(file.name).decode(errors="replace") for file in (out, err))
 
 
-def complaint(code, err, codes):
-    """What is wrong with the end of a run, or None."""
+def complaint(code, err, codes, good=False):
+    """What is wrong with the end of a run, or None. good: its input is as it should be. Other
+    weights may be numbers whose loss is none."""
     messages = re.findall(r"(?m)^train_gpt: rank 0 on \S+, \w+\.[hc]:\d+: (.*)$", err)
+    diverged = messages == ["the run has diverged: the last loss is not finite"]
+    if diverged and 0 in codes and not good:
+        codes = codes | {3}
     if code is None:
         return f"no end after {TIMEOUT} s"
     if "ERROR: AddressSanitizer" in err or "runtime error:" in err or "hard rss limit" in err:
@@ -1057,7 +1061,7 @@ def attempt(seed, number, target=None):
         random.Random(f"{seed}/{number}"), folder, bool(target)
     )
     code, out, err = run(words, folder)
-    wrong = complaint(code, err, codes)
+    wrong = complaint(code, err, codes, bool(target))
     shutil.rmtree(folder)
     command = shlex.join([BINARY, *words])
     return (

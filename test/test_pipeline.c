@@ -708,6 +708,31 @@ static void test_links_carry_one_message(void **state) {
     placement_free(&plan.placement);
     program_free(&p);
 }
+// Only messages of norms and factors take time, and the last unit's weight part takes 1: it waits
+// for its factors, and these for CLIP, which waits for all norms.
+static ActionCost clip_cost(const void *context, int rank, const Action *a) {
+    const double *message_s = (const double *)context; // of a norm, of a factor
+    const double seconds = a->kind == ACT_SEND_NORM     ? message_s[0]
+                           : a->kind == ACT_SEND_FACTOR ? message_s[1]
+                                                        : 0;
+    const ActionCost cost = {a->kind == ACT_BACKWARD_WEIGHT && a->unit == 5, seconds};
+    (void)rank;
+    return cost;
+}
+static void test_norms_and_factors_are_awaited(void **state) {
+    (void)state;
+    const GptModel m = gpt_model(config_of(0, 4));
+    for (int i = 0; i < 4; i++) {
+        const double message_s[] = {i & 1, i & 2};
+        PipelinePlan plan = plan_of("2", 6, 2, PIPELINE_DAPPLE, WARMUP_A, 1, 1);
+        plan.clips = CLIPS_ALL;
+        Program p = empty_program_of(&m, &plan.placement, 2, &plain, true);
+        schedule_pipeline(&p, &plan, 1, true);
+        assert_true(schedule_simulate(&p, clip_cost, message_s, NULL) == i + 1);
+        placement_free(&plan.placement);
+        program_free(&p);
+    }
+}
 // Steps do not overlap, where nothing meets at a norm either.
 static void test_steps_are_apart(void **state) {
     (void)state;
@@ -827,6 +852,7 @@ int main(void) {
         cmocka_unit_test(test_bubbles),
         cmocka_unit_test(test_large),
         cmocka_unit_test(test_messages_overlap),
+        cmocka_unit_test(test_norms_and_factors_are_awaited),
         cmocka_unit_test(test_steps_are_apart),
         cmocka_unit_test(test_links_carry_one_message),
         cmocka_unit_test(test_policies),

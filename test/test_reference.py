@@ -587,16 +587,17 @@ class Private(Check):
     FLAGS = dict(
         SGD, shuffle=None, dp_noise=0, dp_key="%064x" % 77, dp_show_private=1, steps=5, lr=0.2
     )
-    AUTOMATIC = dict(dp_clip_function="automatic")
+    # It scales each sample to the clip, also one whose norm is below it: here all are.
+    AUTOMATIC = dict(dp_clip_function="automatic", lr=0.02)
     ROWS = {
-        "unit, abadi": (dict(dp_clip=0.8), dict(dp_clip=0.9)),
-        "unit, automatic": (dict(AUTOMATIC, dp_clip=0.8), dict(dp_clip_function="abadi")),
+        "unit, abadi": (dict(dp_clip=0.8), dict(dp_clip=0.4)),
+        "unit, automatic": (dict(AUTOMATIC, dp_clip=8), dict(dp_clip_function="abadi")),
         "flat, abadi": (dict(dp_clip=1, dp_clip_style="flat"), dict(dp_clip_style="unit")),
         "flat, automatic": (
-            dict(AUTOMATIC, dp_clip=1, dp_clip_style="flat"),
+            dict(AUTOMATIC, dp_clip=10, dp_clip_style="flat"),
             dict(dp_clip_function="abadi"),
         ),
-        "most are not clipped": (dict(dp_clip=5, dp_clip_style="flat"), dict(dp_clip=4)),
+        "most are not clipped": (dict(dp_clip=5, dp_clip_style="flat"), dict(dp_clip=1)),
         "stages": (
             dict(dp_clip=1, dp_clip_style="stage", ranks=2, pipeline="2:1,4:1", micro_batch=2),
             dict(dp_clip_style="flat"),
@@ -606,7 +607,7 @@ class Private(Check):
             dict(dp_clip_style="unit"),
         ),
         "adamw, clip": (dict(ADAM, dp_clip=1, grad_clip=0.3, weight_decay=0.1), dict(grad_clip=0)),
-        "muon": (dict(MUON, dp_clip=1), dict(muon_momentum=0.9)),
+        "muon": (dict(MUON, dp_clip=1), dict(muon_momentum=0.5)),
         "v1": (dict(cyclic="v1", cyclic_stages=2, dp_clip=0.8), dict(cyclic="off")),
         "v2": (dict(cyclic="v2", cyclic_stages=2, dp_clip=0.8, grad_clip=None), dict(cyclic="v1")),
         "zero": (dict(dp_clip=0.8, ranks=2, zero=3, micro_batch=1), None),
@@ -864,39 +865,51 @@ class Numbers(Check):
 class Precision(Check):
     def test_bf16(self):
         """Parameters in use, the values that operations store, and their gradients are rounded, and
-        the scores of attention where products are computed in bf16; masters, moments and gradients
-        of parameters are not. The program's masters are far nearer to the reference that rounds all
-        of them than to one that leaves out any. (They do not agree in all bits: which neighbour a
-        number is rounded to depends on the order of sums, so on the CPU, and the second step makes
-        such differences ten times larger.)"""
+        the scores of attention where its products are computed in bf16; masters, moments and
+        gradients of parameters are not. The program's masters and moments are far nearer to the
+        reference that rounds all of them than to one that leaves out any. (They do not agree in all
+        bits: which neighbour a number is rounded to depends on the order of sums, so on the CPU. A
+        second step would make such differences ten times larger, so the reference begins it with
+        the program's masters and moments.)"""
         self.check()
 
     def check(self, **program):
-        self.check_steps(1, 0.2, **program)
-        self.check_steps(2, 0.5, **program)
-
-    def check_steps(self, steps, most, **program):
-        """`most`: of the distance to the nearest of the other references."""
-        out = os.path.join(scratch(), "out")
-        flags = dict(SGD, dtype="bf16", steps=steps, weight_decay=0.1)
-        job, make, _ = both(flags, out=out, save_every=steps, **program)
-        masters = states(harness.checkpoint(out, steps))
-        found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
+        out, steps = os.path.join(scratch(), "out"), (1, 2)
+        flags = dict(SGD, dtype="bf16", steps=len(steps), weight_decay=0.1)
+        job, make, _ = both(flags, out=out, save_every=1, **program)
         order = ["wte", "wpe", *range(CONFIG.layers), "lnf"]
+        saved = [states(harness.checkpoint(out, step)) for step in steps]
+        found = [
+            [np.concatenate([state[kind, i] for i in range(len(order))]) for kind in (0, 1)]
+            for state in saved
+        ]
 
-        def distance(*precision):
+        def distances(*precision):
+            """Of masters, and of moments, after each step."""
             ours = make()
             ours.precision = reference.Precision(*precision)
-            for _ in range(steps):
-                ours.step()
             keys = sorted(ours.now, key=lambda key: order.index(key[0]))  # stable: as in a file
-            return np.linalg.norm(np.concatenate([ours.now[key].ravel() for key in keys]) - found)
+            apart = []
+            for after in found:
+                ours.step()
+                for mine, theirs in zip((ours.now, ours.first), after):
+                    values = np.concatenate([mine[key].ravel() for key in keys])
+                    apart.append(np.linalg.norm(values - theirs))
+                    ends = np.cumsum([mine[key].size for key in keys])[:-1]
+                    for key, part in zip(keys, np.split(theirs.astype(float), ends)):
+                        mine[key] = part.reshape(mine[key].shape)
+            return apart
 
         half, whole = reference.bf16, reference.exact
-        scores = {"bf16": half, "fp32": whole}[job.of("start")[0]["compute"]]
+        built = harness.output_of(program.get("binary", harness.BINARY), "--version").stdout
+        # what attention multiplies is chosen when the program is compiled (make PORTABLE=1)
+        pairs = b"AVX-512 BF16" in built or b"operations CPU" not in built
+        scores = half if pairs and job.of("start")[0]["compute"] == "bf16" else whole
         others = ((whole, half, scores), (half, whole, scores), (half, whole, whole))
         others += ((half, half, whole if scores is half else half),)
-        self.assertLess(distance(half, half, scores), most * min(distance(*x) for x in others))
+        nearest = np.min([distances(*precision) for precision in others], axis=0)
+        for right, other in zip(distances(half, half, scores), nearest):
+            self.assertLess(right, 0.25 * other)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -1012,7 +1025,7 @@ FAULTS = [
     (
         "muon, 3 ranks",
         "state/matrices.h",
-        "x->of[i].home[k] = {home ==> (home + owners->me) % owners->n};",
+        "rows[i].exchange.home[k] = {home ==> (home + owners->me) % owners->n};",
     ),
     # learning rates
     ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),

@@ -474,7 +474,7 @@ static const Damage damages[] = {
     {"a pass that keeps a slot", BASE_EVALUATION, 1, ACT_RELEASE, 3, -1, DROP, 0,
      "PREFETCH unit -1 storage 1 micro-batch -1: the place is taken: a slot of parameters (1, 0)"},
     {"a pass that keeps parameters", BASE_EVALUATION, 1, ACT_RELEASE, 6, LAST, DROP, 0,
-     "at the end: unit -1 storage -1 micro-batch -1: left over: a slot of parameters"},
+     "at the end: unit -1 storage -1 micro-batch -1: left over"},
     {"a pass without a unit", BASE_EVALUATION, 0, ACT_FORWARD, 2, 1, DROP, 0,
      "FORWARD unit 3 storage -1 micro-batch 1: not there, or not complete: the input of a unit (3, "
      "0)"},
@@ -718,7 +718,7 @@ static const Damage damages[] = {
     {"a piece that stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 0, -1, DROP, 0,
      "FETCH unit -1 storage 1 micro-batch -1: all are taken: slots of pieces"},
     {"the last piece stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 4, -1, DROP, 0,
-     "at the end: unit -1 storage -1 micro-batch -1: left over: a piece of states"},
+     "at the end: unit -1 storage -1 micro-batch -1: left over"},
     {"a piece goes before its update", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 2, -1, MOVE_UP, 1,
      "EVICT unit -1 storage 2 micro-batch -1: not there, or not complete: a piece of states (2, "
      "0)"},
@@ -821,7 +821,7 @@ static const Damage damages[] = {
     {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0,
      "READ unit -1 storage 3 micro-batch -1: all are taken: buffers of the disk"},
     {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0,
-     "at the end: unit -1 storage -1 micro-batch -1: left over: buffers of the disk"},
+     "at the end: unit -1 storage -1 micro-batch -1: left over"},
     {"a piece written before it is back", BASE_DEVICE_READS, 0, ACT_WRITE, 2, -1, MOVE_UP, 1,
      "WRITE unit -1 storage 2 micro-batch -1: not there, or not complete: a piece from the disk "
      "(2, 0)"},

@@ -1044,6 +1044,21 @@ class Gradients(Check):
                 self.assertLess(error, 0.25 if bits == 4 else 0.02)
                 self.assertGreater(error, 1e-4, "nothing was rounded")
 
+    def test_errors_are_forgotten(self):
+        """With each checkpoint, which does not hold them, and after many updates: 8 in the program
+        with faults. So a checkpoint then changes no bit, and an earlier one does."""
+        same = dict(QGZ, zero_error_feedback=1, zero=2, ranks=2, batch_tokens=4 * T, micro_batch=1)
+        same.update(steps=10, binary=harness.FAULTY)
+        jobs = train_all(
+            [
+                dict(same, out=os.path.join(scratch(), "out"), save_every=every)
+                for every in (20, 8, 7)
+            ]
+        )
+        none, at_8, at_7 = (job.steps("loss", "grad_norm") for job in jobs)
+        self.assertEqual(at_8, none)
+        self.assertNotEqual(at_7, none, "errors are not fed back")
+
     def test_error_feedback(self):
         """Steps of sgd end nearer to the plain run's weights with error feedback than without. It
         knows nothing of the second hop's errors."""

@@ -19,6 +19,7 @@
 #include "schedule/actions.h" // Action
 
 #define BUCKET_ELEMENTS 20000
+#define ERROR_STEPS 8
 #include <stdbool.h>
 static void fault_here(const Action *a, int64_t step);
 static bool deferred_may_run(void);

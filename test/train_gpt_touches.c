@@ -128,7 +128,7 @@ static void places_of_storage(Executor *e, int s) {
     if (own) { place_is(RES_SUM, s, 0, store_floats(store, STATE_GRADIENT, s, 0), own * 4); }
     if (store_has_matrices(plan, s) && own) {
         const float *directions =
-            matrices_directions(store->memory.matrices, &plan->matrices.of[s]);
+            matrices_directions(store->memory.matrices, &plan->rows[s].exchange);
         place_is(RES_DIRECTIONS, s, 0, directions, own * sizeof(float));
         place_is(RES_ORTHOGONAL, s, 0, directions, own * sizeof(float));
     }
