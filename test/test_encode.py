@@ -548,7 +548,8 @@ class TokenizerJson(Encodes):
         codes = sorted({byte for sign in signs for byte in sign.encode()})
         merges = [(by_byte()[one], by_byte()[two]) for one in codes for two in codes]
         draw.shuffle(merges)
-        texts += [b"]]s", b"AssS"]  # for what PCRE2 10.42 does wrong if one lets it
+        # for what PCRE2 10.42 does wrong if one lets it
+        texts += [b"AssS", *(f"]]{letter}".encode() for letter in "abcstSLKé")]
         patterns = [r"[\]\[]{1,3}(?:ab)?+\P{L}++", r"(?>\p{L}++|[a-z]{1,3}?)[sdmt]"]
         patterns += [self.pattern(draw) for _ in range(1000 if harness.ALL else 40)]
         found, paths = [], []
