@@ -5,6 +5,8 @@
 #   MATMUL   the library of matrix products on the CPU: onednn (default where it is), or cblas
 #   PORTABLE=1   a program for every x86-64 CPU with AVX2, or every 64-bit ARM, not for this
 #            machine's alone; oneDNN's products use what the CPU has all the same
+#   PCRE2=0  a program without PCRE2 and utf8proc, which cut and normalize the text of --prompt:
+#            it encodes bytes only. The default where one of the two is missing
 #   BLAS     for MATMUL=cblas: openblas (default), blis or mkl; any library with a CBLAS interface
 #   RUN      flags added to the default training run, e.g. make run RUN='--steps 100'
 MPI    = 1
@@ -15,7 +17,9 @@ ifneq ($(filter-out 0 1,$(MPI)),)
 $(error MPI=$(MPI): expected 0 or 1)
 endif
 # $(call if_header,HEADER,TEXT): TEXT if the compiler finds the header
-if_header = $(shell echo '\#include <$(1)>' | $(CC) -E - >/dev/null 2>&1 && echo '$(2)')
+hash := \#
+if_header = $(shell echo '$(hash)include <$(1)>' | $(or $(and $(has_cc),$(CC)),cc) \
+            -DPCRE2_CODE_UNIT_WIDTH=8 -E - >/dev/null 2>&1 && echo '$(2)')
 MATMUL := $(or $(call if_header,dnnl.h,onednn),cblas)
 BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
@@ -29,7 +33,9 @@ BLAS_blis     = -lblis
 BLAS_mkl      = -lmkl_rt
 MATMUL_onednn = -DUSE_ONEDNN -ldnnl
 MATMUL_cblas  = $(BLAS_$(BLAS))
-LIBS   = $(MATMUL_$(MATMUL)) -lm
+PCRE2 := $(or $(call if_header,pcre2.h,$(call if_header,utf8proc.h,1)),0)
+TEXT   = $(if $(filter 1,$(PCRE2)),-DUSE_PCRE2 -lpcre2-8 -lutf8proc)
+LIBS   = $(MATMUL_$(MATMUL)) $(TEXT) -lm
 SODIUM = $(call if_header,sodium.h,-DUSE_SODIUM -lsodium)
 
 # The GPU build: ARCHS are the architectures that it has machine code for, by default all that the
@@ -93,23 +99,25 @@ all: train_gpt
 # one changes, what includes it is built again, and nothing else. For GPUs every header counts.
 DEPENDS   = -MMD -MP -MF build/$(@F).d -MT $@
 c         = $(CC) $(CFLAGS) $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(LIBS)
-alone     = cc $(CFLAGS) -DWITHOUT_MPI $(DEPENDS) $< -o $@ $(LIBS)
+# without what a program need not have
+alone     = cc $(CFLAGS) -DWITHOUT_MPI $(DEPENDS) $< -o $@ $(filter-out $(TEXT),$(LIBS))
 cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O0 -march=native -fopenmp $(WARN) -I. \
             $(DEPENDS) $< -o $@ $(LIBS)
 # with the other library, so that both are tested
 sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined \
-            -fno-sanitize-recover=all -I. $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(MATMUL_cblas) -lm
+            -fno-sanitize-recover=all -I. $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(MATMUL_cblas) \
+            $(TEXT) -lm
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
-emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@
+emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@ $(TEXT)
 checked   = $(emu_object) && \
-            OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
+            OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@ $(TEXT)
 emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 \
-            $(DEPENDS) -c $< -o build/checked_$(@F).o
+            $(filter -D%,$(TEXT)) $(DEPENDS) -c $< -o build/checked_$(@F).o
 cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) \
-            $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
+            $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) $(TEXT) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
-cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
+cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCCL) $(TEXT) -lgomp
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
 KINDS = alone arm64 c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
 # What a kind that calls MPI's compiler says where there is none.

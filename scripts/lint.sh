@@ -16,7 +16,7 @@ if command -v cppcheck >/dev/null; then
     # train_gpt.c includes every header, so one run sees all of them as the compiler does, in the
     # configuration that is named here; without one it would try many, for a minute.
     cppcheck --quiet --error-exitcode=1 --std=c11 --language=c --inline-suppr -I. \
-        -DUSE_SODIUM -D_GNU_SOURCE \
+        -DUSE_SODIUM -DUSE_PCRE2 -D_GNU_SOURCE \
         --enable=warning,performance,portability --suppress=missingIncludeSystem \
         --suppress=internalAstError --suppress='*:/usr/*' train_gpt.c
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh: gets what the project needs from outside. The only list of packages is the one below.
 #
-#   scripts/setup.sh build     compiler, MPI, oneDNN, Python
+#   scripts/setup.sh build     compiler, MPI, oneDNN, PCRE2, utf8proc, Python
 #   scripts/setup.sh alone     the same without MPI, for make MPI=0
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
@@ -37,6 +37,11 @@ openmpi-bin             openmpi           command  mpirun
 # Matrix products on the CPU: oneDNN, or else any BLAS, which is slower.
 products_best='libdnnl-dev onednn-devel header dnnl.h'
 products_needs='libopenblas-openmp-dev openblas-devel library dnnl openblas blis mkl_rt'
+# What cuts and normalizes the text of --prompt.
+text_best='
+libpcre2-dev            pcre2-devel       library  pcre2-8
+libutf8proc-dev         utf8proc-devel    header   utf8proc.h
+'
 test_needs='
 libcmocka-dev           libcmocka-devel   header   cmocka.h
 libopenblas-openmp-dev  openblas-devel    library  openblas blis mkl_rt
@@ -142,14 +147,15 @@ setup_system() { # TABLE
     fi
 }
 
-setup_products() {
-    local missing
-    missing=$(missing_from "$products_best")
-    if [ -n "$missing" ]; then
+setup_libraries() {
+    if [ -n "$(missing_from "$products_best")" ]; then
         if ! (setup_system "$products_best"); then
             say "going on without oneDNN: a BLAS multiplies matrices, which is slower"
         fi
         setup_system "$products_needs"
+    fi
+    if ! (setup_system "$text_best"); then
+        say "going on without PCRE2 and utf8proc: --prompt takes only vocabularies of bytes"
     fi
 }
 
@@ -217,15 +223,15 @@ setup_arm64() {
 case ${1-} in
 alone)
     setup_system "$build_needs"
-    setup_products
+    setup_libraries
     ;;
 build)
     setup_system "$build_needs$mpi_needs"
-    setup_products
+    setup_libraries
     ;;
 test)
-    setup_system "$build_needs$mpi_needs$test_needs"
-    setup_products
+    setup_system "$build_needs$mpi_needs$test_needs$text_best"
+    setup_libraries
     ;;
 python) setup_python "$python_needs" "$python_data" ;;
 data) setup_python "$data_needs" "" ;;

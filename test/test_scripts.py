@@ -1544,6 +1544,11 @@ done
             ("MPI=0", by_cc - alone | {"train_gpt_cuda", "build/train_gpt_cudnn"}),
             ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
             ("WARN=-w", everything - self.CUDA),
+            (
+                "PCRE2=0",
+                everything - self.CUDA - shared - alone
+                | {"train_gpt_cuda", "build/train_gpt_cudnn"},
+            ),
         ):
             with self.subTest(variables):
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], expected)
@@ -1574,6 +1579,21 @@ done
             self.assertIn(" -DWITHOUT_MPI ", command)
             self.assertNotRegex(command, "mpicc|openmpi|-lmpi")
         self.assertEqual(self.make("MPI=0", *programs, path=path)[1], set())
+
+    def test_libraries_that_are_missing(self):
+        """Where the compiler does not find a header, or where nobody wants the library."""
+        cases = [("none", ["PCRE2=0"]), ("pcre2.h", []), ("utf8proc.h", []), ("dnnl.h", [])]
+        for header, words in cases:
+            with self.subTest(header):
+                absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
+                body = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
+                self.write("bin/mpicc", body).chmod(0o755)
+                self.make("-B", *words, "train_gpt", "train_gpt_emu", "train_gpt_cuda")
+                commands = self.commands()
+                for command in commands.values():
+                    self.assertEqual("PCRE2" in command, header == "dnnl.h")
+                    self.assertEqual("-lpcre2-8 -lutf8proc" in command, header == "dnnl.h")
+                self.assertEqual("-ldnnl" in commands["train_gpt"], header != "dnnl.h")
 
     def test_cuda_chooses_by_itself(self):
         said, made = self.make("cuda")
@@ -1721,6 +1741,16 @@ class Setup(InFolder):
         self.tool("gcc", no_blas)
         result = self.setup_sh("build", status=EXIT_RESOURCES)
         self.assertIn(f"{self.INSTALL} libopenblas-openmp-dev", result.stderr)
+
+    def test_text_is_optional_but_not_for_the_tests(self):
+        self.tools(*self.COMPLETE)
+        self.tool("gcc", 'case "$*" in *-lpcre2-8*) exit 1 ;; esac')
+        self.debian(apt="exit 100")
+        for part in ("build", "alone"):
+            said = self.setup_sh(part).stderr
+            self.assertIn(f"{self.INSTALL} libpcre2-dev", said)
+            self.assertIn("going on without PCRE2 and utf8proc", said)
+        self.setup_sh("test", status=EXIT_RESOURCES)
 
     def test_installed_package_counts(self):
         self.tools(*set(self.COMPLETE) - {"mpicc"})

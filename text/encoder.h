@@ -15,8 +15,7 @@
 #include "base/files.h"
 #include "text/bpe.h"
 #include "text/tokenizer.h"
-#include "text/unicode.h"
-#include "text/unicode_classes.h"
+#include "text/utf8.h"
 #include "text/words.h"
 
 enum { ENCODER_CUTS = 8, ENCODER_BYTES = 1 << 26 }; // most cuts; bytes of a text
@@ -30,9 +29,9 @@ typedef struct {
     const Tokenizer *tokenizer;
     int32_t front; // token in front of each text; -1: none
     TokenTable added[ADDED_SETS];
-    unsigned char *strip;   // [vocabulary] of added tokens
-    Normalizer *normalizer; // NULL: none
-    WordPattern cut[ENCODER_CUTS];
+    unsigned char *strip; // [vocabulary] of added tokens
+    bool nfc;             // the text is normalized
+    WordCut cut[ENCODER_CUTS];
     int cuts;
     bool byte_level;     // the last cut is the one after which characters stand for bytes
     bool space_in_front; // of what the last cut gets
@@ -57,9 +56,9 @@ static inline Encoder encoder_open(const Tokenizer *t, int64_t added, int64_t wo
     return e;
 }
 static inline void encoder_close(Encoder *e) {
-    if (e->normalizer) { normalizer_close(e->normalizer); }
-    free_all(e->added[0].token, e->added[1].token, e->strip, e->normalizer, e->words.token,
-             e->text.text, e->normal.text, e->spaced.text);
+    for (int i = 0; i < e->cuts; i++) { words_close(&e->cut[i]); }
+    free_all(e->added[0].token, e->added[1].token, e->strip, e->words.token, e->text.text,
+             e->normal.text, e->spaced.text);
     bpe_close(&e->bpe);
     memset(e, 0, sizeof *e);
 }
@@ -102,22 +101,25 @@ static inline void encode_word(Encoder *e, const char *at, const char *end) {
     for (int32_t i = 0; i >= 0; i = e->bpe.part[i].after) { encode_token(e, e->bpe.part[i].token); }
 }
 
-// Cuts a text that is not empty, from cut number `cut` on, and encodes its words.
-static inline void encode_words(Encoder *e, const char *at, const char *end, int cut) {
-    if (cut == e->cuts) {
+// Cuts a text that is not empty, by `cut` and those after it, and encodes its words.
+static inline void encode_words(Encoder *e, const char *at, const char *end, const WordCut *cut) {
+    const WordCut *last = e->cut + e->cuts - 1;
+    if (cut > last) {
         encode_word(e, at, end);
         return;
     }
-    if (e->space_in_front && cut == e->cuts - 1 && *at != ' ') {
+    if (e->space_in_front && cut == last && *at != ' ') {
         e->spaced.length = 0;
         text_add_bytes(&e->spaced, " ", 1);
         text_add_bytes(&e->spaced, at, end - at);
         at = e->spaced.text;
         end = at + e->spaced.length;
     }
-    for (const char *next; at < end; at = next) {
-        next = words_end(&e->cut[cut], at, end);
-        encode_words(e, at, next, cut + 1);
+    for (int64_t done = 0, begin, stop; done < end - at; done = stop) {
+        begin = done;
+        words_find(cut, at, end - at, &begin, &stop);
+        if (begin > done && !cut->only) { encode_words(e, at + done, at + begin, cut + 1); }
+        if (stop > begin) { encode_words(e, at + begin, at + stop, cut + 1); }
     }
 }
 
@@ -137,23 +139,28 @@ static inline int32_t encode_added_at(const Encoder *e, AddedSet set, const char
     }
     return found;
 }
-// Returns where the white space before `end` begins, at most back to `begin`.
+// Returns where the white space before `end` begins, at most back to `begin`, and where that at
+// `begin` ends.
 static inline const char *encode_space_before(const char *begin, const char *end) {
     const char *space = end;
-    for (const char *at = begin; at < end;) {
-        const Character c = character_at(at, end);
-        at += c.bytes;
-        space = character_class(c.code) != CHARACTER_SPACE ? end
-                : space == end                             ? at - c.bytes
-                                                           : space;
+    for (const char *at = end; at > begin;) {
+        at--;
+        if ((*at & 0xc0) == 0x80) { continue; } // inside of a character
+        if (!character_is_space(character_at(at, end).code)) { break; }
+        space = at;
     }
     return space;
+}
+static inline const char *encode_space_after(const char *begin, const char *end) {
+    for (Character c; character_is_space((c = character_at(begin, end)).code);) {
+        begin += c.bytes;
+    }
+    return begin;
 }
 
 static inline void encode_between(Encoder *e, const char *at, const char *end, AddedSet set);
 // Cuts the added tokens of a set out of a text, and encodes what is between them.
 static inline void encode_added(Encoder *e, const char *at, const char *end, AddedSet set) {
-    const WordPattern space = {.kind = WORDS_ALL};
     const char *rest = at; // begin of what is not encoded yet
     while (at < end) {
         int length = 0;
@@ -166,19 +173,19 @@ static inline void encode_added(Encoder *e, const char *at, const char *end, Add
         encode_between(e, rest, left ? encode_space_before(rest, at) : at, set);
         encode_token(e, token);
         at += length;
-        rest = right ? words_run(&space, SIGN_SPACE, at, end, 0) : at;
+        rest = right ? encode_space_after(at, end) : at;
     }
     encode_between(e, rest, end, set);
 }
 static inline void encode_between(Encoder *e, const char *at, const char *end, AddedSet set) {
     if (at >= end) { return; }
     if (set == ADDED_NORMALIZED) {
-        encode_words(e, at, end, 0);
+        encode_words(e, at, end, e->cut);
         return;
     }
-    if (e->normalizer) {
+    if (e->nfc) {
         e->normal.length = 0;
-        text_add_normal(&e->normal, e->normalizer, at, end - at);
+        text_add_normal(&e->normal, at, end - at);
         at = e->normal.text;
         end = at + e->normal.length;
     }

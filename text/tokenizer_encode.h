@@ -17,7 +17,7 @@
 #include "text/shard_file.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_json.h"
-#include "text/unicode.h"
+#include "text/utf8.h"
 #include "text/words.h"
 
 #define ENCODE_HINT                                                                                \
@@ -82,51 +82,60 @@ static inline void encode_each(Encoder *e, const TokenizerJson *t, int part, con
 static inline void encode_read_normalizer(Encoder *e, const TokenizerJson *t, int part) {
     const int type = json_get(&t->json, part, "type");
     if (!encode_is(t, type, "NFC")) { encode_refuse(t, "no normalizer or NFC", type); }
-    if (!e->normalizer) {
-        e->normalizer = new_array(Normalizer, 1, "the tokenizer");
-        normalizer_open(e->normalizer);
-    }
+    e->nfc = true;
 }
 
-static inline WordPattern encode_read_pattern(const TokenizerJson *t, int part) {
+// Adds a cut by a pattern.
+static inline void encode_add_cut(Encoder *e, const TokenizerJson *t, int value,
+                                  const char *pattern, bool only) {
+    WordCut words = {.only = only};
+    if (!words_open(&words, pattern)) {
+        encode_refuse(t, "a pattern that PCRE2 reads as Oniguruma does, and of no empty text",
+                      value);
+    }
+    e->cut[e->cuts++] = words;
+}
+static inline void encode_read_split(Encoder *e, const TokenizerJson *t, int part) {
     const int pattern = json_get(&t->json, json_get(&t->json, part, "pattern"), "Regex");
     const bool invert = encode_flag(t, part, "invert", false);
     const int behavior = json_get(&t->json, part, "behavior");
     if (!json_is(&t->json, pattern, JSON_STRING)) {
         encode_refuse(t, "a Regex to split by", pattern);
     }
-    const JsonValue *v = &t->json.values[pattern];
-    const WordPattern *words =
-        words_find((const char *)t->scratch, json_unescape(v->text, v->bytes, t->scratch));
-    if (!words) { encode_refuse(t, "the pattern of GPT-2, GPT-4, Llama 3 or Qwen", pattern); }
-    // what the patterns of words do not match is nothing, so removing it changes nothing
-    const bool removes =
-        words->kind != WORDS_NUMBERS && invert && encode_is(t, behavior, "Removed");
-    if (!removes && (invert || !encode_is(t, behavior, "Isolated"))) {
-        encode_refuse(t, "the behavior Isolated, not inverted", behavior);
+    const bool only = invert && encode_is(t, behavior, "Removed");
+    if (!only && !encode_is(t, behavior, "Isolated")) {
+        encode_refuse(t, "the behavior Isolated, or Removed inverted", behavior);
     }
-    return *words;
+    const JsonValue *v = &t->json.values[pattern];
+    const int64_t n = json_unescape(v->text, v->bytes, t->scratch);
+    t->scratch[max_i64(n, 0)] = 0;
+    if (n != (int64_t)strlen((const char *)t->scratch)) {
+        encode_refuse(t, "a text without zero bytes as pattern", pattern);
+    }
+    encode_add_cut(e, t, pattern, (const char *)t->scratch, only);
 }
 static inline void encode_read_cut(Encoder *e, const TokenizerJson *t, int part) {
     const int type = json_get(&t->json, part, "type");
-    const bool bytes = e->byte_level;
-    WordPattern words = {.kind = WORDS_ALL};
+    if (e->byte_level || e->cuts == ENCODER_CUTS) {
+        encode_refuse(t, "at most 8 pre_tokenizers, of which only the last is ByteLevel", type);
+    }
     if (encode_is(t, type, "Split")) {
-        words = encode_read_pattern(t, part);
+        encode_read_split(e, t, part);
     } else if (encode_is(t, type, "Digits")) {
-        words.kind = WORDS_NUMBERS;
-        words.digits = encode_flag(t, part, "individual_digits", false);
+        const bool each = encode_flag(t, part, "individual_digits", false);
+        encode_add_cut(e, t, type, each ? "\\p{N}" : "\\p{N}+", false);
     } else if (encode_is(t, type, "ByteLevel")) {
-        words = encode_flag(t, part, "use_regex", true) ? words_patterns[0] : words;
+        const WordCut all = {};
         e->space_in_front = encode_flag(t, part, "add_prefix_space", true);
         e->byte_level = true;
+        if (encode_flag(t, part, "use_regex", true)) {
+            encode_add_cut(e, t, type, WORDS_GPT2, false);
+        } else {
+            e->cut[e->cuts++] = all;
+        }
     } else {
         encode_refuse(t, "a pre_tokenizer Split, Digits or ByteLevel", type);
     }
-    if (bytes || e->cuts == ENCODER_CUTS) {
-        encode_refuse(t, "at most 8 pre_tokenizers, of which only the last is ByteLevel", type);
-    }
-    e->cut[e->cuts++] = words;
 }
 
 static inline void encode_read_post_processor(Encoder *e, const TokenizerJson *t, int part) {
@@ -160,7 +169,7 @@ static inline void encode_read_post_processor(Encoder *e, const TokenizerJson *t
 
 static inline void encode_read_added(Encoder *e, const TokenizerJson *t) {
     const int list = json_get(&t->json, 0, "added_tokens");
-    TextBuffer normal = {};
+    TextBuffer other = {}; // how a text has the token
     for (int i = json_first(&t->json, list); i >= 0; i = json_next(&t->json, list, i)) {
         const int32_t token = tokenizer_json_id(t, json_get(&t->json, i, "id"));
         const int content = json_get(&t->json, i, "content");
@@ -172,17 +181,19 @@ static inline void encode_read_added(Encoder *e, const TokenizerJson *t) {
         e->strip[token] = (unsigned char)(encode_flag(t, i, "lstrip", false) * STRIP_LEFT +
                                           encode_flag(t, i, "rstrip", false) * STRIP_RIGHT);
         token_table_add(&e->added[normalized], e->tokenizer, token);
-        if (normalized && e->normalizer) {
-            int length;
-            const char *text = (const char *)tokenizer_decode(e->tokenizer, token, &length);
-            normal.length = 0;
-            text_add_normal(&normal, e->normalizer, text, length);
-            if (normal.length != (size_t)length || memcmp(normal.text, text, (size_t)length) != 0) {
-                encode_refuse(t, "no added token that NFC changes", content);
-            }
+        int length;
+        const char *text = (const char *)tokenizer_decode(e->tokenizer, token, &length);
+        other.length = 0;
+        if (normalized && e->nfc) {
+            text_add_normal(&other, text, length);
+        } else {
+            text_add_valid(&other, text, length);
+        }
+        if (other.length != (size_t)length || memcmp(other.text, text, (size_t)length) != 0) {
+            encode_refuse(t, "added tokens in UTF-8 that NFC does not change", content);
         }
     }
-    free(normal.text);
+    free(other.text);
 }
 
 // Returns the token that a part of a merge is, in text[bytes], and adds its bytes to `joined`.
@@ -286,7 +297,9 @@ static inline Encoder encode_open_json(const Tokenizer *tokenizer, const char *p
 // merge that makes a token joins the two tokens that its bytes become by the merges before.
 static inline Encoder encode_open_gpt2(const Tokenizer *t) {
     Encoder e = encoder_open(t, 1, t->vocab, t->vocab);
-    e.cut[e.cuts++] = words_patterns[0];
+    if (!words_open(&e.cut[e.cuts++], WORDS_GPT2)) {
+        die(EXIT_RESOURCES, NULL, "PCRE2 cannot read GPT-2's pattern");
+    }
     token_table_add(&e.added[ADDED_LITERAL], t, t->eot);
     for (int32_t id = 0; id < t->eot; id++) {
         int length;
