@@ -227,8 +227,8 @@ static inline void hf_read_field(const HfConfig *c, const HfKey *key, GptConfig 
     const bool null = can_be_null && *found && json_word_is(j, json_get(j, 0, found), "null");
     *(int64_t *)field = null ? 0 : *found ? hf_size(c, 0, found) : (int64_t)key->otherwise;
 }
-// Is a value one of these words? A word that JSON writes without quotes (a number, true, false, null)
-// stands for that value, not for a text.
+// Is a value one of these words? A word that JSON writes without quotes (a number, true, false,
+// null) stands for that value, not for a text.
 static inline bool hf_is_one_of(const Json *j, int value, const char *words) {
     char word[64];
     while (hf_word(&words, word)) {

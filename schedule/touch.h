@@ -69,6 +69,7 @@
     ROW(READING,         true,  "buffers of the disk")          /* pool */                         \
     ROW(DIRECTIONS,      true,  "directions of matrices")       /* storage */                      \
     ROW(ORTHOGONAL,      true,  "orthogonal matrices")          /* storage */                      \
+    ROW(CHANNEL,         false, "a channel of messages")        /* way and peer, storage */        \
     ROW(SAMPLES,         false, "samples")                      /* unit; one place for all ranks */
 // clang-format on
 #define RESOURCE_KIND(name, empty, text) RES_##name,

@@ -83,9 +83,16 @@ static inline void touch_hold(TouchPlan *p, int rank, const Action *x) {
         touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - x->storage, 0, version);
     }
 }
+// Messages of a storage's parameters, or of its sums, from one rank to another arrive in the order
+// in which both ends post them (state/p2p.h).
+static inline void touch_channel(TouchPlan *p, const Action *x) {
+    touch_add(p, TOUCH_WRITE, RES_CHANNEL, (int64_t)x->kind * p->program->ranks + x->peer,
+              x->storage, 1);
+}
 // A version is sent, or received and stored, where steps overlap.
 static inline void touch_pass_parameters(TouchPlan *p, int rank, const Action *x) {
     const P2p *r = &p->p2p[rank];
+    touch_channel(p, x);
     const uint64_t version = touch_version_name(x->storage, x->version);
     const int64_t place = touch_place(x->version, r->storage[x->storage].places);
     if (action_sends(x->kind)) {
@@ -259,6 +266,7 @@ static inline void touch_pass_gradient(TouchPlan *p, int rank, const Action *x) 
         return;
     }
     const uint64_t what = touch_name(NAME_COMPLETE, x->storage, x->micro);
+    touch_channel(p, x);
     if (!sends) {
         touch_carry(touch_add(p, TOUCH_TAKE, RES_COMING, x->storage,
                               r->storage[x->storage].comes ? 0 : -1, what));

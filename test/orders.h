@@ -59,10 +59,17 @@ static inline bool orders_run(Orders *o, int r) {
     }
     return false;
 }
-// Returns which posted message of a rank is the other end of a message, or -1.
-static inline int orders_other_end(const Orders *o, int r, const Action *send, int q) {
+// Do two messages use the same channel (state/p2p.h), at the same end or at its two ends?
+static inline bool orders_channel(const Action *a, int r, const Action *b, int q) {
+    const bool same_end = a->kind == b->kind && a->peer == b->peer && r == q,
+               two_ends = (int)b->kind == (int)a->kind + 1 && a->peer == q && b->peer == r;
+    return (same_end || two_ends) && a->storage == b->storage;
+}
+// Returns the message that a rank posted first in the channel of a message, or -1: messages match
+// in the order in which they are posted.
+static inline int orders_first_in_channel(const Orders *o, int r, const Action *send, int q) {
     for (int k = 0; k < o->rank[q].posted_count; k++) {
-        if (actions_match(send, r, orders_action(o, q, o->rank[q].posted[k]), q)) { return k; }
+        if (orders_channel(send, r, orders_action(o, q, o->rank[q].posted[k]), q)) { return k; }
     }
     return -1;
 }
@@ -73,7 +80,8 @@ static inline bool orders_complete(Orders *o, int r) {
     for (int t = 0; t < n; t++) {
         const int k = (from + n - t) % n, i = me->posted[k];
         const Action *send = orders_action(o, r, i);
-        const int there = action_sends(send->kind) ? orders_other_end(o, r, send, send->peer) : -1;
+        const bool next = action_sends(send->kind) && orders_first_in_channel(o, r, send, r) == k;
+        const int there = next ? orders_first_in_channel(o, r, send, send->peer) : -1;
         if (there < 0) { continue; }
         OrdersRank *other = &o->rank[send->peer];
         const int j = other->posted[there];
