@@ -235,14 +235,15 @@ static inline void open_end(OpenActions *open, ListPlace p) {
     assert(is_open(open, p));
     *open_place(open, p) = 0;
 }
-// Finds an action that must precede a part of another and is not done. Returns false if there is
-// none.
+// Finds an action that must precede a part of another and is not done. Returns false, and leaves
+// *found as it is, if there is none.
 static inline bool open_before(const OpenActions *open, ListPlace p, int part, ListPlace *found) {
     const Predecessors *all = &open->order->part[part][p.at];
     for (int i = 0; i < all->count; i++) {
-        found->window = p.window - all->before[i].back;
-        found->at = all->before[i].at;
-        if (is_open(open, *found)) { return true; }
+        const ListPlace before = {p.window - all->before[i].back, all->before[i].at};
+        if (!is_open(open, before)) { continue; }
+        *found = before;
+        return true;
     }
     return false;
 }
