@@ -120,7 +120,7 @@ static inline void deferred_run_ready(void *queue) {
     DeferredQueue *q = (DeferredQueue *)queue;
     ListPlace before;
     int left = 0;
-    if (!q->ops || q->store->flight.in_deferred) { return; }
+    if ((!q->count && !q->messages_count) || q->store->flight.in_deferred) { return; }
     q->store->flight.in_deferred = true;
     comm_note_messages(q->store->memory.comm);
     deferred_note_messages(q);
@@ -168,10 +168,7 @@ static inline void deferred_push(DeferredQueue *q, const DeferredOp *op) {
     }
     const int64_t *open = open_place(&q->open, op->place);
     while (q->count == DEFERRED_OPS) { deferred_advance(q, q->ops[0].place); }
-    while (*open) {
-        const ListPlace before = {op->place.window - q->order.windows, op->place.at};
-        deferred_advance(q, before);
-    }
+    while (*open) { deferred_advance(q, open_occupant(&q->open, op->place)); }
     open_begin(&q->open, op->place);
     q->ops[q->count] = *op;
     q->ops[q->count++].number = q->pushed++;

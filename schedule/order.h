@@ -224,6 +224,11 @@ static inline int64_t *open_place(const OpenActions *open, ListPlace p) {
     const int64_t rows = open->order->windows, row = (p.window % rows + rows) % rows;
     return &open->window[row * open->order->actions + p.at];
 }
+// Returns the action in a place that is not free: the same one of an earlier window.
+static inline ListPlace open_occupant(const OpenActions *open, ListPlace p) {
+    const ListPlace occupant = {*open_place(open, p) - 2, p.at};
+    return occupant;
+}
 static inline bool is_open(const OpenActions *open, ListPlace p) {
     return p.window >= -1 && *open_place(open, p) == p.window + 2;
 }
