@@ -10,7 +10,7 @@
 //   step, version    relative to the step that runs: version 0 of the parameters is the one before
 //                    this step's update, version 1 the one after it
 //   peer             the other rank of a SEND or RECV
-//   secondary        PREFETCH gathers from the hpZ secondary copies (zero.h: hpZ)
+//   secondary        PREFETCH gathers from the hpZ secondary copies, if they exist (zero.h: hpZ)
 //   use              borrowed parameters (state/policy.h: borrows): which use of the step this is;
 //                    UPDATE, FETCH, EVICT, READ and WRITE: the piece of the storage's states
 #ifndef ACTIONS_H

@@ -53,10 +53,13 @@ static inline void touch_parameters(TouchPlan *p, int rank, const Action *x) {
         touch_add(p, TOUCH_READ, RES_HELD, s, 0, touch_version_name(s, version));
     }
 }
+// A pass that does not train gathers from the slices until an earlier pass has made the copies.
 static inline void touch_gather(TouchPlan *p, const Action *x) {
     const UnitMap *map = &p->program->map;
     const uint64_t version = touch_version_name(x->storage, x->version);
-    touch_add(p, TOUCH_READ, x->secondary ? RES_COPIES : RES_NEWEST, x->storage, 0, version);
+    const bool slices = !x->secondary || p->program->forward_only;
+    if (x->secondary) { touch_add(p, TOUCH_READ, RES_COPIES, x->storage, 0, version); }
+    if (slices) { touch_add(p, TOUCH_READ, RES_NEWEST, x->storage, 0, version); }
     if (!map->rule[x->storage].gathers) { // it stays whole, and follows the update
         touch_add(p, TOUCH_TAKE, RES_PARAMETERS, -1 - x->storage, 0, version);
         return;
@@ -64,9 +67,7 @@ static inline void touch_gather(TouchPlan *p, const Action *x) {
     touch_unused(p, RES_HELD, x->storage);
     touch_add(p, TOUCH_TAKE, RES_GATHERED, touch_slot(map->rule[x->storage].param_slot, x->storage),
               0, version);
-    if (map->copies && !x->secondary) {
-        touch_add(p, TOUCH_WRITE, RES_COPIES, x->storage, 0, version);
-    }
+    if (map->copies && slices) { touch_add(p, TOUCH_WRITE, RES_COPIES, x->storage, 0, version); }
 }
 // ACQUIRE and RELEASE.
 static inline void touch_hold(TouchPlan *p, int rank, const Action *x) {
