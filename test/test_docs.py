@@ -643,7 +643,8 @@ class Links(unittest.TestCase):
         self.assertEqual(len(rows), 39)
         for number, verdict, page, anchor in rows:
             text = self.SECTIONS[f"docs/{page}"][anchor]
-            self.assertRegex(text, rf"\*\*{verdict}\b(?! MET)", f"{number} in {page}")
+            words = verdict.replace(" ", r"\s+")
+            self.assertRegex(text, rf"\*\*{words}\b", f"{number} in {page}")
 
 
 class Step(unittest.TestCase):
