@@ -32,7 +32,6 @@
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
-#include "state/sums.h"
 #include "state/update.h"
 
 // A message is complete before its rank is this many steps further: by then the rank has used

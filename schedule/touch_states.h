@@ -131,7 +131,7 @@ static inline uint64_t touch_step_sum(const TouchPlan *p, int rank, int storage)
 }
 
 // Where steps overlap: the buffer of a piece's gradient, and of its whole micro-batch's
-// (state/sums.h: store_gradient_buffer).
+// (state/p2p.h: store_gradient_buffer).
 typedef struct {
     int64_t a, b;
 } Buffer;
