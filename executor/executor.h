@@ -69,8 +69,8 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
                                    int64_t of_step) {
     return !e->store->plan.rows[a->storage].borrowed ? 0
-           : pass->training ? p2p_slot(e->store->plan.policy.p2p, a->use, of_step)
-                            : e->map->rule[a->storage].param_slot;
+           : pass->training ? p2p_slot(&e->store->plan.p2p, a->use, of_step)
+                            : e->map->rows[a->storage].param_slot;
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
     return e->store->plan.rows[storage].borrowed ? store_acquire_borrowed(e->store, storage, slot)
@@ -84,7 +84,7 @@ static inline int64_t executor_step_version(const Executor *e, const Action *a) 
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
     if (e->store->plan.steps_overlap) {
-        store_broadcast(e->store, storage, e->map->rule[storage].param_slot, e->step);
+        store_broadcast(e->store, storage, e->map->rows[storage].param_slot, e->step);
     } else {
         store_prefetch(e->store, storage, version, secondary, e->step);
     }

@@ -84,16 +84,15 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
         offload_keep_gradients(&c->offload, &p->store);
     }
     do {
-        offload_fill(offload_tier(&c->offload, &scope, false), excess);
+        offload_until(offload_tier(&c->offload, &scope, false), excess);
     } while (offload_agree(c->offload.host, comm, p->model.storages));
 }
 // Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
 // for what the process still allocates before its memory is checked (check_budgets).
 static inline double host_excess(const Plan *p) {
     const size_t SLACK = 1 << 20, states = plan_offloaded_bytes(p) + store_scratch_bytes(&p->store);
-    const OffloadScope scope = offload_scope(p);
     return (p->machine->resident + p->config->delink_bytes) + (double)(SLACK + states) +
-           offload_disk_frees(&scope, &p->offload) -
+           offload_disk_frees(&p->store) -
            option_size("host-memory", p->config->options.host_memory);
 }
 // Of the offloaded states, puts on disk what exceeds the host's budget; without a budget, or if
@@ -109,7 +108,7 @@ static inline void choose_disk(Config *c, const Plan *p, bool all, Comm *comm) {
     const double excess = host_excess(p);
     if (all) { offload_all(offload_tier(&c->offload, &scope, true)); }
     do {
-        if (!all) { offload_fill(offload_tier(&c->offload, &scope, true), excess); }
+        if (!all) { offload_until(offload_tier(&c->offload, &scope, true), excess); }
     } while (offload_agree(c->offload.disk, comm, p->model.storages));
 }
 
@@ -215,8 +214,7 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
     // timing has made the process larger
     machine->resident = host_bytes("VmRSS:");
     if (c->offload.disk) {
-        const OffloadScope scope = offload_scope(plans->first);
-        const double frees = offload_disk_frees(&scope, &plans->first->offload);
+        const double frees = offload_disk_frees(&plans->first->store);
         if (comm_agree_max(comm, host_excess(plans->first) > frees)) {
             choose_disk(c, plans->first, false, comm);
         }

@@ -26,13 +26,14 @@
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
+#include "state/table.h"
 
 static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) {
     return &s->flight.progress[storage].requests[kind];
 }
 static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version,
                                                       RequestKind kind) {
-    return store_requests(s, storage, kind) + version % s->plan.rows[storage].p2p.places;
+    return store_requests(s, storage, kind) + version % s->plan.rows[storage].places;
 }
 static inline void requests_wait(Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
@@ -58,24 +59,24 @@ static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
 static inline bool *store_gradient_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->flight.progress[storage].summed
-                   : &s->flight.head_begun[micro % s->plan.policy.p2p->heads];
+                   : &s->flight.head_begun[micro % s->plan.p2p.heads];
 }
 // Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
 // sum.
 static inline float *store_step_gradient(const Store *s, int storage, int64_t micro) {
-    const Pieces *pieces = &s->plan.policy.p2p->pieces;
+    const Pieces *pieces = &s->plan.p2p.pieces;
     return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
 }
 // Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
 static inline float *store_gradient_buffer(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
                              : store_step_gradient(s, storage, micro);
 }
 // Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
 static inline float *store_micro_gradient(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     return !r->stays         ? store_step_gradient(s, storage, micro)
            : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
                              : store_gradient_buffer(s, storage, micro);
@@ -83,7 +84,7 @@ static inline float *store_micro_gradient(const Store *s, int storage, int64_t m
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
 static inline void wait_gradient_buffer_free(Store *s, int storage) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
     for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
         if (s->plan.rows[i].p2p.grad_slot == s->plan.rows[storage].p2p.grad_slot) {
@@ -96,9 +97,7 @@ static inline void wait_gradient_buffer_free(Store *s, int storage) {
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_gradient_begun(s, storage, micro);
     if (!*begun) { wait_gradient_buffer_free(s, storage); }
-    if (!storage) {
-        comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
-    }
+    if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.p2p.heads]); }
     *accumulate = *begun;
     *begun = true;
     return store_gradient_buffer(s, storage, micro);
@@ -116,7 +115,7 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
 // Ends a piece's gradient, and with the last piece that of its micro-batch. micro: number of the
 // piece through all steps; piece: number within the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     const int64_t elements = gpt_storage_elements(s->plan.model, storage);
     bool accumulate, *begun = store_gradient_begun(s, storage, micro);
     // the piece has no samples
@@ -136,7 +135,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
 // Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns
 // the storage.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     const int in_step = piece_micro(&r->pieces, piece);
     float *made = store_micro_gradient(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
@@ -152,7 +151,7 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
 }
 // Adds a part of a sum that was received: another rank's gradient, or its piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
+    const P2p *r = &s->plan.p2p;
     // the gradients before this rank's own one are added up apart from it
     const bool apart = !r->stays && piece_micro(&r->pieces, piece) < r->rank;
     float *part = store_floats(s, STATE_RECEIVED, storage, 0);
@@ -177,7 +176,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
         const CommLabel label = {"gradient", storage, step};
         assert(!storage && !*begun);
         requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->flight.head_coming[micro % s->plan.policy.p2p->heads] =
+        s->flight.head_coming[micro % s->plan.p2p.heads] =
             comm_receive_begin(s->memory.comm, label, peer, made, bytes);
         *begun = true;
         return;
@@ -204,8 +203,8 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
 
 // Waits until a version that is stored here, or whose message is posted, has arrived.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->plan.rows[storage].p2p.places && version <= s->flight.progress[storage].version &&
-           version + s->plan.rows[storage].p2p.places > s->flight.progress[storage].version);
+    assert(s->plan.rows[storage].places && version <= s->flight.progress[storage].version &&
+           version + s->plan.rows[storage].places > s->flight.progress[storage].version);
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // Prepares the buffer of the next version to be written: waits until the messages of its old
@@ -263,15 +262,15 @@ static inline void store_send_all(Store *s) {
     for (int i = 0; i < s->plan.model->storages; i++) {
         const P2pStorage *p = &s->plan.rows[i].p2p;
         const size_t bytes = store_full_bytes(&s->plan, STATE_PARAMETERS, i);
-        for (int to = 0; p->taken && to < s->memory.comm->ranks; to++) {
+        for (int to = 0; p->places && to < s->memory.comm->ranks; to++) {
             const bool sends = p->owner == me;
-            if (to == p->owner || (!sends && to != me) || !p->taken[to]) { continue; }
+            if (to == p->owner || (!sends && to != me) || !p->places[to]) { continue; }
             const CommLabel label = {"parameters", i, s->memory.comm->step};
             CommRequest request = comm_message_begin(
                 s->memory.comm, label, sends, sends ? to : p->owner, 0, store_newest(s, i), bytes);
             comm_wait(s->memory.comm, &request);
         }
-        if (!p->places) { continue; }
+        if (!s->plan.rows[i].places) { continue; }
         char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
         if (other != store_newest(s, i) && !s->flight.knows_previous) {
             ops_copy(s->memory.stream, other, store_newest(s, i), bytes);

@@ -44,7 +44,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 // Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
 // it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    const int slot = s->plan.rows[storage].rule.grad_slot,
+    const int slot = s->plan.rows[storage].grad_slot,
               before = slot < 0 ? storage : s->flight.occupant[slot];
     bool *first = &s->flight.progress[storage].empty;
     if (*first && before >= 0) {
@@ -144,7 +144,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 // Writes this rank's contribution into the message of its bucket, and sends the message when it is
 // full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].bucket];
+    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].exchange_bucket];
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     assert(p->bucket == b && p->next == storage); // the validator proves it
@@ -175,7 +175,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     }
     p->empty = true;
     p->summed |= !on_host;
-    if (s->plan.rows[storage].bucket >= 0) {
+    if (s->plan.rows[storage].exchange_bucket >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
@@ -210,7 +210,7 @@ static inline void store_finish_adding(Store *s, int slot) {
 // there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
-    const bool adds = p->summed && s->plan.rows[storage].rule.sum == SUM_IS_ADDED;
+    const bool adds = p->summed && s->plan.rows[storage].sum == SUM_IS_ADDED;
     int64_t begin, n = store_own(&s->plan, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
     float *slice = store_full_gradient(s, storage) + begin;
@@ -244,7 +244,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     store_move(s, link, store_at(s, STATE_GRADIENT, storage, step),
                store_full(s, STATE_GRADIENT, storage), n * (int64_t)sizeof(float), true);
     ops_follow(s->memory.stream, link);
-    const int slot = s->plan.rows[storage].rule.grad_slot;
+    const int slot = s->plan.rows[storage].grad_slot;
     if (slot >= 0) { s->flight.occupant[slot] = storage; }
     s->flight.progress[storage].empty = false;
 }

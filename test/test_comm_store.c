@@ -17,6 +17,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "pipeline.h"
+#include "plan/state_plan.h"
 #include "schedule/validator.h"
 #include "state/sums.h"
 #include "policies.h" // OFFLOAD
@@ -90,14 +91,14 @@ static Placement placement_of(const Case *c) {
     }
     return p;
 }
-static Program program_of(const Placement *placement, const Setting *setting, bool training) {
+static Program program_of(const StatePlan *states, const Setting *setting, bool training) {
     const PipelinePlan plan = {
-        *placement, setting->kind, WARMUP_A,     MICRO, (int)ceil_div(SAMPLES, MICRO),
-        INT64_MAX,  false,         CLIPS_NOTHING};
+        *states->placement, setting->kind, WARMUP_A,     MICRO, (int)ceil_div(SAMPLES, MICRO),
+        INT64_MAX,          false,         CLIPS_NOTHING};
     Program p;
     char error[400];
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&model, &setting->zero, placement, false);
+    p.map = unit_map(states, false);
     p.ranks = comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_pipeline(&p, &plan, SAMPLES, training);
@@ -202,9 +203,10 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->placement = placement_of(c);
     r->version = 0;
     ops_open(&stream, 0, setting->dtype);
-    r->program = program_of(&r->placement, setting, true);
-    r->store = store_of_plan(store_plan(&model, &comm.everyone, &r->placement, setting->zero,
-                                        setting->dtype, setting->wire, &optimizers[0]));
+    const MixedPrecision precision = {setting->dtype, setting->wire};
+    r->store = store_of_plan(state_plan(&model, &comm.everyone, &r->placement, &setting->zero,
+                                        precision, &optimizers[0]));
+    r->program = program_of(&r->store.plan, setting, true);
     store_join(&r->store.plan, &comm);
     store_predict(&r->store.plan, predicted);
     memcpy(before, memory_taken, sizeof before);
@@ -360,7 +362,7 @@ static void test_setting(const Case *c, const Setting *setting) {
     check_holdings(&r);
     train_rig(&r);
     // the last versions, with and without gathers
-    Program evaluation = program_of(&r.placement, setting, false);
+    Program evaluation = program_of(&r.store.plan, setting, false);
     run(&r, &evaluation.rank[comm.rank], STEPS);
     program_free(&evaluation);
     rig_free(&r);

@@ -31,7 +31,7 @@ static Program empty_program_of(const GptModel *m, const Placement *placement, i
                                 const ZeroPolicy *policy, bool clips) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, policy, placement, clips);
+    p.map = test_unit_map(m, policy, placement, clips);
     p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;

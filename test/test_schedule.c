@@ -55,7 +55,7 @@ static Program empty_program_of(const GptModel *m, int ranks, const ZeroPolicy *
     Program p;
     memset(&p, 0, sizeof p);
     Placement placement = pipeline_placement("1", m->units, ranks);
-    p.map = unit_map(m, policy, &placement, style != NOT_CLIPPED);
+    p.map = test_unit_map(m, policy, &placement, style != NOT_CLIPPED);
     placement_free(&placement);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
@@ -171,7 +171,7 @@ static Program pipeline(int stages, const char *const steps[]) {
     p.micro_batches = 2;
     p.samples = 4;
     program_limit(&p, limits);
-    p.map.rule[0].tied = true; // the first and the last stage use wte
+    ((StorageRow *)(uintptr_t)p.map.rows)[0].tied = true; // the first and the last stage use wte
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -199,7 +199,7 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
-    p.map.rule[0].tied = true;
+    ((StorageRow *)(uintptr_t)p.map.rows)[0].tied = true;
     zero_lower(&p, &plain, true);
     placement_free(&plan.placement);
     return p;
@@ -217,7 +217,7 @@ static Program private_pipeline(Clips clips, const char *arch) {
         pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, &plain, &plan.placement, true);
+    p.map = test_unit_map(&m, &plain, &plan.placement, true);
     p.ranks = 3;
     p.rank = calloc(3, sizeof(Schedule));
     schedule_pipeline(&p, &plan, 9, true);
@@ -1312,7 +1312,7 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
                          .clips = clips};
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
+    p.map = test_unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2);
