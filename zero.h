@@ -273,8 +273,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 // slot, are released, but at most 2 SHARED_SLOTS storages ahead. A gather uses the hpZ secondary
 // copies (near) if an earlier gather of the step has made them. A pass that does not train uses
 // them if they exist. Parameters that stay whole are not gathered for their uses.
-static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
-                                 bool training) {
+static inline void lower_gathers(const UnitMap *map, Schedule *in, bool training) {
     Schedule out = {};
     // [storages] gathered and not yet released; gathered before
     bool *gathered = new_array(bool, map->storages, "lowering"),
@@ -287,7 +286,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
             int slot = map->rows[a.storage].param_slot;
             if (gathered[a.storage] || (slot >= 0 && in_use[slot])) { break; }
             a.kind = ACT_PREFETCH;
-            a.secondary = policy->partition > 1 && (copied[a.storage] || !training);
+            a.secondary = map->copies && (copied[a.storage] || !training);
             gathered[a.storage] = copied[a.storage] = true;
             ahead++;
             if (slot >= 0) { in_use[slot] = true; }
@@ -539,10 +538,10 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
 
 // Adds all of these actions to every rank's schedule. A rank reduces and gathers what its own
 // compute actions use.
-static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool training) {
+static inline void zero_lower(Program *p, bool training) {
     for (int r = 0; r < p->ranks; r++) {
         lower_uses(&p->map, &p->rank[r]);
-        lower_gathers(&p->map, policy, &p->rank[r], training);
+        lower_gathers(&p->map, &p->rank[r], training);
         if (!training) { continue; }
         lower_reductions(&p->map, &p->rank[r], p->micro_batches);
         lower_sums(&p->map, &p->rank[r]);

@@ -153,10 +153,11 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         break;
     case ACT_STATS: overlap_run_stats(e, a, schedule, pass + a->step, of_step); break;
     case ACT_SEND_PART:
-    case ACT_RECV_PART:
-        store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
-                        of_step);
+    case ACT_RECV_PART: {
+        const StateMessage m = {action_sends(a->kind), a->storage, a->peer, of_step};
+        store_pass_part(e->store, &m, executor_micro(e, a));
         break;
+    }
     case ACT_SEND_STATS:
     case ACT_RECV_STATS: overlap_post_stats(e, a); break;
     default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);

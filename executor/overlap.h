@@ -87,19 +87,18 @@ static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
     Store *s = e->store;
     const P2p *p2p = &s->plan.p2p;
     const Action *a = &op->action;
-    const bool sends = action_sends(a->kind);
+    const StateMessage m = {action_sends(a->kind), a->storage, a->peer, a->step};
     switch (a->kind) {
     case ACT_REDUCE: store_add_sum(s, a->storage, op->micro, a->micro, a->step); break;
     case ACT_ADD: store_add_part(s, a->storage, a->micro, a->step); break;
     case ACT_UPDATE: overlap_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
-    case ACT_RECV_SUM: store_pass_sum(s, sends, a->storage, a->peer, a->step); break;
+    case ACT_RECV_SUM: store_pass_sum(s, &m); break;
     default:
         if (p2p->borrows) {
-            store_pass_borrowed(s, sends, a->storage, max_i64(0, a->version),
-                                p2p_slot(p2p, a->use, a->step), a->peer, a->step);
+            store_pass_borrowed(s, &m, max_i64(0, a->version), p2p_slot(p2p, a->use, a->step));
         } else {
-            store_pass_parameters(s, sends, a->storage, a->version, a->peer, a->step);
+            store_pass_parameters(s, &m, a->version);
         }
     }
 }

@@ -96,7 +96,6 @@ typedef struct {
     CyclicPlan cyclic;     // rule CYCLIC_OFF: not cyclic
     int64_t most_samples;  // of a step
     ExecutorShape shape;   // of this rank's micro-steps
-    Offload offload;       // host NULL: nothing is offloaded
     StatePlan store;       // where each state will be; run_open() allocates it
     // schedules of a training step (a private run makes one for each step: plan_program) and of one
     // validation batch
@@ -136,7 +135,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     }
     if (training && recompute) { schedule_lower_recompute(&program); }
     if (training && p->shape.clip.flat && !pipeline) { schedule_lower_clip(&program); }
-    zero_lower(&program, &p->store.policy, training);
+    zero_lower(&program, training);
     if (training) { schedule_lower_stash(&program); }
     return program;
 }

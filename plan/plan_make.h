@@ -167,9 +167,8 @@ static inline void plan_states(Plan *p) {
     ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.recomputes_logits);
     policy.forward_only = plan_only_forward(p);
     policy.matrices &= !policy.forward_only;
-    p->offload = p->config->offload;
     if (p->cyclic.rule) { policy.cyclic = &p->cyclic; }
-    if (p->offload.host) { policy.offload = &p->offload; }
+    if (p->config->offload.host) { policy.offload = &p->config->offload; }
     const MixedPrecision precision = {p->dtype, (DType)o->reduce_dtype};
     p->store = state_plan(&p->model, m->ranks, &p->pipeline.placement, &policy, precision,
                           &optimizers[o->optimizer]);

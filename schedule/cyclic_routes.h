@@ -210,6 +210,8 @@ static inline P2p cyclic_p2p(const CyclicPlan *p, int rank) {
         .notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p),
     };
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
+    r.made = r.stays ? STATE_MADE : r.joins_pieces ? STATE_PIECES : STATE_GRADIENT;
+    r.whole = !r.stays ? STATE_GRADIENT : r.joins_pieces ? STATE_PIECES : STATE_MADE;
     return r;
 }
 // Fills how the states of each storage travel: before the owners of storages are found.

@@ -132,7 +132,7 @@ static inline uint64_t touch_step_sum(const TouchPlan *p, int rank, int storage)
 }
 
 // Where steps overlap: the buffer of a piece's gradient, and of its whole micro-batch's
-// (state/p2p.h: store_gradient_buffer).
+// (state/p2p.h: store_piece_gradient).
 typedef struct {
     int64_t a, b;
 } Buffer;

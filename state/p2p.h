@@ -43,12 +43,19 @@ static inline void requests_wait(Store *s, PendingRequests *m) {
     }
     m->count = 0;
 }
-// Posts a message of a storage's whole parameters or gradient (kind), to or from `peer`.
-static inline void requests_post(Store *s, PendingRequests *m, bool send, StateKind kind,
-                                 int storage, int64_t step, int peer, int channel, void *data) {
-    const CommLabel label = {kind == STATE_GRADIENT ? "gradient" : "parameters", storage, step};
-    m->open[m->count++] = comm_message_begin(s->memory.comm, label, send, peer, channel, data,
-                                             store_full_bytes(&s->plan, kind, storage));
+// A message of the whole parameters or the whole gradient of a storage.
+typedef struct {
+    bool send; // to the peer, or received from it
+    int storage, peer;
+    int64_t step; // to which it belongs
+} StateMessage;
+static inline void requests_post(Store *s, PendingRequests *requests, const StateMessage *m,
+                                 StateKind kind, int channel, void *data) {
+    const CommLabel label = {kind == STATE_GRADIENT ? "gradient" : "parameters", m->storage,
+                             m->step};
+    requests->open[requests->count++] =
+        comm_message_begin(s->memory.comm, label, m->send, m->peer, channel, data,
+                           store_full_bytes(&s->plan, kind, m->storage));
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
@@ -61,25 +68,12 @@ static inline bool *store_gradient_begun(Store *s, int storage, int64_t micro) {
     return storage ? &s->flight.progress[storage].summed
                    : &s->flight.head_begun[micro % s->plan.p2p.heads];
 }
-// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
-// sum.
-static inline float *store_step_gradient(const Store *s, int storage, int64_t micro) {
-    const Pieces *pieces = &s->plan.p2p.pieces;
-    return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
-}
-// Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
-static inline float *store_gradient_buffer(const Store *s, int storage, int64_t micro) {
-    const P2p *r = &s->plan.p2p;
-    return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_step_gradient(s, storage, micro);
-}
-// Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
-static inline float *store_micro_gradient(const Store *s, int storage, int64_t micro) {
-    const P2p *r = &s->plan.p2p;
-    return !r->stays         ? store_step_gradient(s, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_gradient_buffer(s, storage, micro);
+// Returns a buffer of the gradient of a micro-batch, or of one of its pieces (P2p.made, whole). If
+// sums do not stay, the owner's whole gradient becomes the sum of its step.
+static inline float *store_piece_gradient(const Store *s, StateKind kind, int storage,
+                                          int64_t micro) {
+    const int64_t step = micro / pieces_of_step(&s->plan.p2p.pieces);
+    return store_floats(s, kind, storage, kind == STATE_GRADIENT ? step : micro);
 }
 // Waits until the messages that send from a storage's gradient buffer are complete, including those
 // of other storages that share its slot.
@@ -100,7 +94,7 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.p2p.heads]); }
     *accumulate = *begun;
     *begun = true;
-    return store_gradient_buffer(s, storage, micro);
+    return store_piece_gradient(s, s->plan.p2p.made, storage, micro);
 }
 // Adds a gradient to the sum of those before it, or copies the first one.
 static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
@@ -126,8 +120,8 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
     *begun = false;
     // the head's part may be on its way still: a piece without samples has not waited for it
     if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
-    float *sum = store_gradient_buffer(s, storage, micro),
-          *made = store_micro_gradient(s, storage, micro);
+    float *sum = store_piece_gradient(s, s->plan.p2p.made, storage, micro),
+          *made = store_piece_gradient(s, s->plan.p2p.whole, storage, micro);
     if (made != sum) {
         store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
     }
@@ -137,7 +131,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const P2p *r = &s->plan.p2p;
     const int in_step = piece_micro(&r->pieces, piece);
-    float *made = store_micro_gradient(s, storage, micro);
+    float *made = store_piece_gradient(s, s->plan.p2p.whole, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
     // the gradient of another rank's storage is sent to its owner as it is
     if (!store_holds(&s->plan, storage)) { return; }
@@ -157,7 +151,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
     float *part = store_floats(s, STATE_RECEIVED, storage, 0);
     requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
     if (r->stays && r->joins_pieces) {
-        float *whole = store_micro_gradient(s, storage, 0);
+        float *whole = store_piece_gradient(s, s->plan.p2p.whole, storage, 0);
         store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
@@ -167,17 +161,18 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
 }
 // Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
 // adds its own part.
-static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
-                                   int64_t step) {
+static inline void store_pass_part(Store *s, const StateMessage *m, int64_t micro) {
+    const int storage = m->storage;
     const size_t bytes = store_full_bytes(&s->plan, STATE_GRADIENT, storage);
+    PendingRequests *requests = store_requests(s, storage, REQUEST_SEND_SUM);
     bool accumulate, *begun = store_gradient_begun(s, storage, micro);
-    float *made = store_gradient_buffer(s, storage, micro);
-    if (!send) {
-        const CommLabel label = {"gradient", storage, step};
+    float *made = store_piece_gradient(s, s->plan.p2p.made, storage, micro);
+    if (!m->send) {
+        const CommLabel label = {"gradient", storage, m->step};
         assert(!storage && !*begun);
-        requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
+        requests_wait(s, requests);
         s->flight.head_coming[micro % s->plan.p2p.heads] =
-            comm_receive_begin(s->memory.comm, label, peer, made, bytes);
+            comm_receive_begin(s->memory.comm, label, m->peer, made, bytes);
         *begun = true;
         return;
     }
@@ -186,16 +181,14 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
         ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate), bytes);
     }
     *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
-                  step, peer, 0, made);
+    requests_post(s, requests, m, STATE_GRADIENT, 0, made);
 }
 // Sends the gradient of a micro-batch to the owner of the storage, or receives it there.
-static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
-    PendingRequests *requests =
-        store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    requests_post(s, requests, send, STATE_GRADIENT, storage, step, peer, sum_channel(storage),
-                  send ? store_micro_gradient(s, storage, 0)
-                       : store_floats(s, STATE_RECEIVED, storage, 0));
+static inline void store_pass_sum(Store *s, const StateMessage *m) {
+    float *gradient = m->send ? store_piece_gradient(s, s->plan.p2p.whole, m->storage, 0)
+                              : store_floats(s, STATE_RECEIVED, m->storage, 0);
+    requests_post(s, store_requests(s, m->storage, m->send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM),
+                  m, STATE_GRADIENT, sum_channel(m->storage), gradient);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -216,42 +209,42 @@ static inline void store_open_version(Store *s, int storage, int64_t version) {
     s->flight.progress[storage].version = version;
 }
 // Sends a version to a rank that keeps it, too, or receives it.
-static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version,
-                                         int peer, int64_t step) {
-    if (send) {
+static inline void store_pass_parameters(Store *s, const StateMessage *m, int64_t version) {
+    const int storage = m->storage;
+    if (m->send) {
         store_await_version(s, storage, version);
     } else {
         store_open_version(s, storage, version);
     }
     PendingRequests *requests =
-        store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV);
-    requests_post(s, requests, send, STATE_PARAMETERS, storage, step, peer,
-                  parameters_channel(storage), store_at(s, STATE_PARAMETERS, storage, version));
+        store_version_requests(s, storage, version, m->send ? REQUEST_SEND : REQUEST_RECV);
+    requests_post(s, requests, m, STATE_PARAMETERS, parameters_channel(storage),
+                  store_at(s, STATE_PARAMETERS, storage, version));
 }
 // Sends a version from its owner to a rank that uses it next, or receives it into a slot, whose
 // last use has ended.
-static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t version, int slot,
-                                       int peer, int64_t step) {
+static inline void store_pass_borrowed(Store *s, const StateMessage *m, int64_t version, int slot) {
     PendingRequests *requests =
-        send ? store_version_requests(s, storage, version, REQUEST_SEND)
-             : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
-    assert(send == store_holds(&s->plan, storage));
-    if (!send) { requests_wait(s, requests); }
-    requests_post(s, requests, send, STATE_PARAMETERS, storage, step, peer, 0,
-                  store_at(s, STATE_PARAMETERS, storage, send ? version : slot));
+        m->send ? store_version_requests(s, m->storage, version, REQUEST_SEND)
+                : store_requests(s, m->storage, (RequestKind)(REQUEST_RECV + slot));
+    assert(m->send == store_holds(&s->plan, m->storage));
+    if (!m->send) { requests_wait(s, requests); }
+    requests_post(s, requests, m, STATE_PARAMETERS, 0,
+                  store_at(s, STATE_PARAMETERS, m->storage, m->send ? version : slot));
 }
 // Sends the newest version to all ranks, for a pass that does not train. All ranks call it, in the
 // same order.
 static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
     const int owner = s->plan.rows[storage].p2p.owner;
     const int64_t version = s->flight.progress[storage].version;
-    if (owner != s->memory.comm->rank) {
-        store_pass_borrowed(s, false, storage, version, slot, owner, step);
+    StateMessage m = {owner == s->memory.comm->rank, storage, owner, step};
+    if (!m.send) {
+        store_pass_borrowed(s, &m, version, slot);
         return;
     }
     requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
-    for (int to = 0; to < s->memory.comm->ranks; to++) {
-        if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
+    for (m.peer = 0; m.peer < s->memory.comm->ranks; m.peer++) {
+        if (m.peer != owner) { store_pass_borrowed(s, &m, version, slot); }
     }
 }
 // Sends the parameters from their owners to the ranks that compute with them, after masters were

@@ -86,7 +86,6 @@ typedef struct {
     const char *folder; // of the files on disk
     bool gradients;     // gradients may be on the host
     bool delays;        // updates are one step late; then all gradients and masters are there
-    int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
@@ -153,7 +152,8 @@ typedef struct {
     Pieces pieces; // of a step
     // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
-    int grad_slots; // slots for received sums
+    int made, whole; // kinds of states: a piece's gradient, as it is made; its micro-batch's
+    int grad_slots;  // slots for received sums
     // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
     // gradients to the owner without adding to them
     bool borrows;

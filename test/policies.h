@@ -29,8 +29,8 @@ static inline GptConfig config_of(int arch, int layers) {
 #define ZERO_STAGE(stage, accumulates, offload)                                                    \
     ZERO_POLICY(stage, 1, false, accumulates, false, NULL, offload)
 // host, disk: [storages] bits of kinds.
-#define OFFLOAD(host, cpu_update, disk, gradients, delays, storages)                               \
-    { host, cpu_update, disk, "", gradients, delays, storages }
+#define OFFLOAD(host, cpu_update, disk, gradients, delays)                                         \
+    { host, cpu_update, disk, "", gradients, delays }
 
 // Returns the map of a layout, as its first rank sees it. Its rows are valid until so many others
 // have been made.

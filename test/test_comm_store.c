@@ -102,7 +102,7 @@ static Program program_of(const StatePlan *states, const Setting *setting, bool 
     p.ranks = comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_pipeline(&p, &plan, SAMPLES, training);
-    zero_lower(&p, &setting->zero, training);
+    zero_lower(&p, training);
     if (training && !schedule_validate(&p, error, sizeof error)) {
         die(EXIT_INPUT, NULL, "invalid schedule: %s", error);
     }
@@ -414,7 +414,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, model.storages);
+            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false);
             for (int storage = 0; storage < model.storages; storage++) {
                 const int draw =
                     (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);

@@ -69,7 +69,7 @@ static Program program_of_model(const CyclicPlan *plan, const GptModel *m, int64
         schedule_cyclic(&p, plan, samples, 0);
     } else {
         schedule_sequential(&p, samples, 2, false);
-        zero_lower(&p, &policy, false);
+        zero_lower(&p, false);
     }
     placement_free(&placement);
     return p;

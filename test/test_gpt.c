@@ -115,7 +115,7 @@ static Program program_of(const GptModel *m, Setting setting, bool training) {
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }
-    zero_lower(&p, &plain, training);
+    zero_lower(&p, training);
     return p;
 }
 static Rig *rig_make(Setting setting) {

@@ -128,7 +128,6 @@ static Offload draw_offload(const GptModel *m) {
     memset(&o, 0, sizeof o);
     o.host = calloc(2 * (size_t)m->storages, 1);
     o.disk = o.host + m->storages;
-    o.storages = m->storages;
     o.cpu_update = toss();
     o.gradients = toss();
     return o;
