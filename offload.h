@@ -36,7 +36,8 @@
 
 // Fills what is decided here: which states are on the host and on the disk, as was chosen, where
 // the sums of gradients are, and in how many pieces states move.
-static inline void offload_fill(StatePlan *s, const Offload *o) {
+static inline void offload_fill(StatePlan *s) {
+    const Offload *o = s->policy.offload;
     for (int i = 0; i < s->model->storages; i++) {
         StorageRow *row = &s->rows[i];
         const int n = row->owners->all.n;
@@ -49,6 +50,7 @@ static inline void offload_fill(StatePlan *s, const Offload *o) {
             store_slice(gpt_storage_elements(s->model, i), n, zero_grain(&s->policy));
         row->pieces =
             row_offloads_states(row) ? (int)ceil_div(longest, offload_piece(s->model)) : 0;
+        row->cpu_updates = row->pieces && o->cpu_update;
     }
 }
 
@@ -134,8 +136,7 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 // A level of memory that has too little space: the device or the host.
 typedef struct {
     const OffloadScope *scope;
-    StatePlan tried; // the plan of the scope, with rows of its own
-    const Offload *placed;
+    StatePlan tried;     // the plan of the scope, with rows of its own
     unsigned char *gone; // [storages] bits of kinds that have left the level
     OffloadTurn *turns;  // [count] what may leave it, in order
     int count;
@@ -148,7 +149,7 @@ static inline void tier_add(OffloadTier *t, int storage, int kinds) {
 static inline void tier_list_device(OffloadTier *t) {
     const OffloadScope *f = t->scope;
     const StatePlan *s = f->store;
-    const Offload *o = t->placed;
+    const Offload *o = t->tried.policy.offload;
     const int storages = s->model->storages;
     bool *used = new_array(bool, storages, "offload"); // by a block of this rank
     for (int u = max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
@@ -178,7 +179,7 @@ static inline void tier_list_device(OffloadTier *t) {
 static inline void tier_list_host(OffloadTier *t) {
     const StatePlan *s = t->scope->store;
     for (int i = s->model->storages - 1; i >= 0; i--) {
-        const int all = store_own_elements(s, i) ? t->placed->host[i] : 0;
+        const int all = store_own_elements(s, i) ? t->tried.policy.offload->host[i] : 0;
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             tier_add(t, i, all & 1 << kind);
         }
@@ -189,7 +190,6 @@ static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool s
     const int most = OFFLOAD_TURNS * f->store->model->storages;
     OffloadTier tier = {.scope = f,
                         .tried = *f->store,
-                        .placed = o,
                         .gone = stored ? o->disk : o->host,
                         .turns = new_array(OffloadTurn, most, "offload")};
     const size_t n = f->store->model->storages;
@@ -202,9 +202,10 @@ static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool s
 static inline void tier_free(OffloadTier *t) { free_all(t->tried.rows, t->turns); }
 // Returns the bytes that are free in the level because of what has left it.
 static inline int64_t tier_frees(OffloadTier *t) {
-    offload_fill(&t->tried, t->placed);
-    return t->gone == t->placed->disk ? offload_disk_frees(&t->tried)
-                                      : offload_device_frees(t->scope, &t->tried);
+    const Offload *o = t->tried.policy.offload;
+    offload_fill(&t->tried);
+    return t->gone == o->disk ? offload_disk_frees(&t->tried)
+                              : offload_device_frees(t->scope, &t->tried);
 }
 // Returns states that still fit, the last offloaded first, except for `fixed` ones. If the CPU
 // updates, other states of a storage may be offloaded only together with its optimizer states.
@@ -215,8 +216,8 @@ static inline void tier_return_some(OffloadTier *t, const unsigned char *fixed, 
         const unsigned char before = *gone;
         *gone &= ~t->turns[k].kinds | fixed[storage];
         if (*gone == before) { continue; }
-        const bool apart =
-            t->placed->cpu_update && *gone & ((1 << HOST_KINDS) - 1) && !(*gone & OPTIMIZER_STATES);
+        const bool apart = t->tried.policy.offload->cpu_update && *gone & ((1 << HOST_KINDS) - 1) &&
+                           !(*gone & OPTIMIZER_STATES);
         if (apart || tier_frees(t) < excess) { *gone = before; }
     }
 }

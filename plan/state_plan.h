@@ -22,7 +22,7 @@ static inline StatePlan state_plan(const GptModel *m, const Group *ranks,
     StatePlan s = store_plan(m, ranks, placement, policy, precision, optimizer);
     if (s.steps_overlap) { cyclic_fill_routes(&s); }
     store_find_owners(&s);
-    offload_fill(&s, policy->offload);
+    offload_fill(&s);
     zero_check_partition(&s);
     zero_fill(&s);
     if (s.steps_overlap) { cyclic_fill(&s); }

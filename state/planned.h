@@ -513,10 +513,6 @@ static inline void store_number_pieces(StatePlan *s) {
 // Plans the pieces of offloaded states, and the buffers through which they move.
 static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    for (int i = 0; i < s->model->storages; i++) {
-        StorageRow *row = &s->rows[i];
-        row->cpu_updates = row->pieces && row_holds(row) && o->cpu_update;
-    }
     store_number_pieces(s);
     s->offload_buffer_bytes = store_offload_buffer_bytes(s);
     s->offload_buffers.on_host = o && o->cpu_update;

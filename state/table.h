@@ -84,13 +84,13 @@ typedef struct {
     unsigned char host, disk; // bits of the kinds of its states that are on the host, on the disk
     SumPlace sum;             // place of the gradient's sum between micro-batches
     int pieces;               // in which states on the host are updated; 0: none are there
+    bool cpu_updates;         // the CPU updates them, from a gradient on the host
     // schedule/cyclic_routes.h
     P2pStorage p2p; // all zero: it has no messages between two ranks
     int places;     // versions of its parameters that this rank keeps
     bool borrowed;  // this rank has the parameters only during a use, in a slot
     State states[STATE_KINDS];
     // of this rank
-    bool cpu_updates;        // the CPU updates this rank's slice from a gradient on the host
     MatrixExchange exchange; // of an optimizer that needs whole matrices
     int exchange_bucket;     // index of its bucket; -1: it exchanges no quantized gradients of it
     // pieces that are updated before its own, the first time and the second (store_in_parts)

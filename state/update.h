@@ -220,25 +220,6 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// Begins a new version on its owner. If fp32 parameters are their own masters, and the previous
-// version stays, the new one begins as its copy.
-static inline void store_begin_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_open_version(s, storage, version);
-    if (before != store_newest(s, storage) && s->plan.dtype == DTYPE_FP32) {
-        ops_copy(s->memory.stream, store_newest(s, storage), before,
-                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
-    }
-}
-// Makes a version that equals the previous one, because this step does not update the storage.
-static inline void store_skip_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_begin_version(s, storage, version);
-    s->flight.progress[storage].noised = false;
-    if (before == store_newest(s, storage) || s->plan.dtype == DTYPE_FP32) { return; }
-    ops_copy(s->memory.stream, store_newest(s, storage), before,
-             store_full_bytes(&s->plan, STATE_PARAMETERS, storage));
-}
 // Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
