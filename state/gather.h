@@ -61,8 +61,8 @@ static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMes
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
                          dtype_size(s->wire)};
     m[0] = plain;
-    if (s->rows[storage].exchange_bucket < 0) { return 1; }
-    const Bucket *b = &s->buckets[s->rows[storage].exchange_bucket];
+    const Bucket *b = s->rows[storage].exchange_bucket;
+    if (!b) { return 1; }
     const int hops = storage > b->last ? 0 : bucket_hops(b);
     for (int h = 0; h < hops; h++) {
         const ZeroMessage hop = {COMM_ALL_TO_ALL, b->hop[h].group, b->hop[h].to, 1};
@@ -79,7 +79,7 @@ static inline double quantization_traffic(const StatePlan *s, int storage, bool 
     const int64_t *records = s->rows[storage].slices[reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS];
     double coded = records[s->rows[storage].owners->all.n];
     // written, summed inside the node, written again, summed; the second part is small
-    if (reduces) { return s->rows[storage].exchange_bucket < 0 ? 0 : elements * 4 + 3 * coded; }
+    if (reduces) { return s->rows[storage].exchange_bucket ? elements * 4 + 3 * coded : 0; }
     double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
                       ? elements * 2 * size / s->rows[storage].owners->partition.n
                       : 0;

@@ -48,7 +48,7 @@ typedef struct {
 // in this order, one directly after another (zero.h), by two exchanges: inside nodes, then
 // between them.
 enum { HOPS = 2 };
-typedef struct {
+typedef struct Bucket {
     const ProcessGroup *process_group; // owners of the storages
     int first, last;
     RecordExchange hop[HOPS];
@@ -184,12 +184,13 @@ static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bou
 // Plans the buckets of the storages that this rank owns.
 static inline void store_plan_buckets(StatePlan *s) {
     for (int last = s->model->storages - 1; last >= 0; last--) {
-        const int first = s->rows[last].bucket;
-        const bool mine = first >= 0 && store_holds(s, last);
-        s->rows[last].exchange_bucket = mine ? s->bucket_count : -1;
-        if (!mine || (last && s->rows[last - 1].bucket == first)) { continue; }
-        Bucket *b = &s->buckets[s->bucket_count++];
-        *b = store_plan_bucket(s, first, last);
+        StorageRow *row = &s->rows[last];
+        if (row->bucket < 0 || !row_holds(row)) { continue; }
+        Bucket *b = &s->buckets[s->bucket_count];
+        row->exchange_bucket = b;
+        if (last && row[-1].bucket == row->bucket) { continue; }
+        *b = store_plan_bucket(s, row->bucket, last);
+        s->bucket_count++;
         int64_t bytes = 0;
         for (int h = 0; h < bucket_hops(b); h++) {
             bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +

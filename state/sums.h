@@ -144,7 +144,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 // Writes this rank's contribution into the message of its bucket, and sends the message when it is
 // full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].exchange_bucket];
+    const Bucket *b = s->plan.rows[storage].exchange_bucket;
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     assert(p->bucket == b && p->next == storage); // the validator proves it
@@ -175,7 +175,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     }
     p->empty = true;
     p->summed |= !on_host;
-    if (s->plan.rows[storage].exchange_bucket >= 0) {
+    if (s->plan.rows[storage].exchange_bucket) {
         store_reduce_coded(s, storage, add, step);
         return;
     }

@@ -92,7 +92,8 @@ typedef struct {
     State states[STATE_KINDS];
     // of this rank
     MatrixExchange exchange; // of an optimizer that needs whole matrices
-    int exchange_bucket;     // index of its bucket; -1: it exchanges no quantized gradients of it
+    // in which its quantized gradients travel (planned.h); NULL: this rank exchanges none of it
+    const struct Bucket *exchange_bucket;
     // pieces that are updated before its own, the first time and the second (store_in_parts)
     int first_piece[2];
     int first_stored;            // pieces on disk of all earlier storages
