@@ -53,43 +53,23 @@ typedef struct {
     bool changes, deferred;
 } OrderTouch;
 typedef struct {
-    uint64_t key; // of a resource; 0: unused
-    int newest;   // touch; -1: none
-} OrderResource;
-typedef struct {
     Order *order;
     TouchPlan plan;
-    OrderResource *resource; // [resources] a hash table, a power of 2
-    int64_t resources, used;
+    ResourceNumbers resources;
+    int *newest;       // [resources] its newest touch; -1: none
     OrderTouch *touch; // [touches]
     int touches;
-    int64_t capacity;
+    int64_t newest_capacity, touch_capacity;
 } OrderBuilder;
 
-static inline OrderResource *order_slot(OrderResource *all, int64_t count, uint64_t key) {
-    int64_t i = (int64_t)(key & (uint64_t)(count - 1));
-    while (all[i].key && all[i].key != key) { i = (i + 1) & (count - 1); }
-    return &all[i];
-}
-static inline OrderResource *order_resource(OrderBuilder *b, const Touch *t) {
-    const uint64_t key = touch_name((uint64_t)t->of, t->a, t->b);
-    if (2 * b->used >= b->resources) {
-        OrderResource *more = new_array(OrderResource, 2 * b->resources, "the order of actions");
-        for (int64_t i = 0; i < b->resources; i++) {
-            const OrderResource *r = &b->resource[i];
-            if (r->key) { *order_slot(more, 2 * b->resources, r->key) = *r; }
-        }
-        free(b->resource);
-        b->resource = more;
-        b->resources *= 2;
+// Points to the newest touch of the resource that a touch names.
+static inline int *order_newest(OrderBuilder *b, int rank, const Touch *t) {
+    const int known = b->resources.count, at = resource_number(&b->resources, rank, t);
+    if (at == known) {
+        b->newest = grow_array(int, b->newest, at, &b->newest_capacity, "the order of actions");
+        b->newest[at] = -1;
     }
-    OrderResource *r = order_slot(b->resource, b->resources, key);
-    if (!r->key) {
-        r->key = key;
-        r->newest = -1;
-        b->used++;
-    }
-    return r;
+    return &b->newest[at];
 }
 static inline void order_add(Order *o, Predecessors *of, int at, int back) {
     for (int i = 0; i < of->count; i++) {
@@ -108,8 +88,8 @@ static inline void order_visit(OrderBuilder *b, int rank, const Action *a, ListP
         const Touch *t = &b->plan.touch[i];
         const bool changes = t->use != TOUCH_READ, deferred = may && !t->at_once;
         if (t->of == RES_SAMPLES) { continue; } // only the validator counts them
-        OrderResource *r = order_resource(b, t);
-        for (int k = r->newest; k >= 0; k = b->touch[k].next) {
+        int *newest = order_newest(b, rank, t);
+        for (int k = *newest; k >= 0; k = b->touch[k].next) {
             const OrderTouch *before = &b->touch[k];
             if (before->deferred && (before->changes || changes) &&
                 !list_place_equal(before->place, place)) {
@@ -117,12 +97,12 @@ static inline void order_visit(OrderBuilder *b, int rank, const Action *a, ListP
                           (int)(place.window - before->place.window));
             }
         }
-        b->touch = grow_array(OrderTouch, b->touch, b->touches, &b->capacity, "touches");
+        b->touch = grow_array(OrderTouch, b->touch, b->touches, &b->touch_capacity, "touches");
         const OrderTouch mine = {.place = place,
-                                 .next = changes ? -1 : r->newest,
+                                 .next = changes ? -1 : *newest,
                                  .changes = changes,
                                  .deferred = deferred};
-        r->newest = b->touches;
+        *newest = b->touches;
         b->touch[b->touches++] = mine;
     }
 }
@@ -153,17 +133,16 @@ static inline void order_play(Order *o, const Program *window, const CyclicPlan 
     Program all = cyclic_unroll(window, cyclic, steps, pause);
     const Schedule *list = &all.rank[rank];
     ListPlace *places = order_places(&window->rank[rank], list->count, steps, pause);
-    OrderBuilder b = {.order = o, .plan = touch_plan(&all, cyclic, model), .resources = 1024};
-    b.resource = new_array(OrderResource, b.resources, "the order of actions");
+    OrderBuilder b = {.order = o, .plan = touch_plan(&all, cyclic, model)};
     for (int i = 0; i < list->count; i++) {
         if (i && places[i].window < places[i - 1].window) { // after a pause
-            memset(b.resource, 0, (size_t)b.resources * sizeof *b.resource);
-            b.used = b.touches = 0;
+            for (int k = 0; k < b.resources.count; k++) { b.newest[k] = -1; }
+            b.touches = 0;
         }
         order_visit(&b, rank, &list->actions[i], places[i]);
     }
     touch_plan_free(&b.plan);
-    free_all(b.resource, b.touch, places);
+    free_all(b.resources.slot, b.newest, b.touch, places);
     cyclic_window_free(&all);
 }
 // Returns the order of a rank's window, where all windows are alike (mode data). It holds for steps

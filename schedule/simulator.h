@@ -3,9 +3,10 @@
 //
 // Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
 //            device, and for its disk. They run in parallel; each does one thing after another.
-// Waits      NORM waits for compute and collectives of all ranks. ACQUIRE waits for the gather of
-//            its storage. An action that writes a gradient into a buffer waits for the last REDUCE
-//            from it.
+// Waits      Compute waits for what it reads to arrive, and for the buffers that it writes to be
+//            free: sent, reduced or moved. NORM waits for the sums of all ranks. What runs beside
+//            compute waits for its data and its clock only. No action begins before what it touches
+//            (touches.h) is ready: tests compare the times with the touches.
 // Messages   run in parallel with compute, in both directions at once. A message begins when the
 //            sender has reached its SEND, the receiver has reached its RECV (it then has a free
 //            buffer), and the sender's outgoing link and the receiver's incoming link are free. The
@@ -32,18 +33,24 @@ typedef struct {
 } ActionTime;
 // Times of a rank.
 typedef struct {
-    double clock, comm;        // when compute, when collectives are done
-    double out, in;            // when the outgoing, the incoming link is free
-    double link, disk;         // when moves between host and device, to and from the disk are done
-    double busy;               // time spent computing
-    double stash[STASH_SLOTS]; // when the last move of activations is done
-    double came[DISK_PIECES];  // when the piece that was read into a buffer is on the host
-    int turns[2];              // buffer of the last piece that was read, that was used
-    double (*arrived)[CHANNELS]; // [micro] when the last message of a kind is received
+    double clock, comm; // when compute, when collectives are done
+    double out, in;     // when the outgoing, the incoming link is free
+    double link, disk;  // when moves between host and device, to and from the disk are done
+    double busy;        // time spent computing
+    double sums;        // when the last part of a sum is where NORM reads it
+    double stats;       // when the last step statistics are received, or have left their buffer
+    double sent[2][SEND_BUFFERS]; // when outputs, gradients of inputs have left their buffers
+    int sends[2];                 // the unit whose output, whose input's gradient is sent
+    double stash[STASH_SLOTS];    // when the last move of activations is done
+    double came[DISK_PIECES];     // when the piece that was read into a buffer is on the host
+    int turns[2];                 // buffer of the last piece that was read, that was used
+    double (*arrived)[CHANNELS];  // [micro] when the last message of a kind is received
 } RankTimes;
 // Times of a rank and storage.
 typedef struct {
     double ready;        // its parameters are gathered or received
+    double newest;       // the rank's slice of its newest version is on the device
+    double matrices;     // the last exchange of its matrices is complete
     double left;         // the gradient in its own buffer has left
     double left_of_slot; // the gradient in the slot of this number has left
     double sum;          // the last sum, or part of one, is received
@@ -56,7 +63,6 @@ typedef struct {
     RankTimes *rank;
     StorageTimes *storage; // [rank][storage]
     double meeting;        // when all ranks have reached NORM; negative before
-    double stats;          // when the last step statistics are received; nothing waits for them
 } Simulation;
 
 static inline StorageTimes *simulator_storage(const Simulation *s, int rank, int storage) {
@@ -69,13 +75,12 @@ static inline double *simulator_left(const Simulation *s, int rank, int storage)
     return slot >= 0 ? &simulator_storage(s, rank, slot)->left_of_slot
                      : &simulator_storage(s, rank, storage)->left;
 }
-// Points to the time at which the data that a message carries is received. Nothing waits for step
-// statistics.
+// Points to the time at which the data that a message carries is received.
 static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
     if (action_of_rows(a->kind)) {
         return &s->rank[rank].arrived[a->micro][(a->kind - ACT_SEND_FORWARD) / 2];
     }
-    return a->storage < 0                   ? &s->stats
+    return a->storage < 0                   ? &s->rank[rank].stats
            : a->kind == ACT_RECV_PARAMETERS ? &simulator_storage(s, rank, a->storage)->ready
                                             : &simulator_storage(s, rank, a->storage)->sum;
 }
@@ -85,6 +90,13 @@ static inline void simulator_time(const Simulation *s, int rank, const Action *a
     if (s->times) { s->times[rank][a - s->program->rank[rank].actions] = time; }
 }
 static inline void simulator_wait(RankTimes *r, double until) { r->clock = fmax(r->clock, until); }
+// Points to the time at which the buffer is free from which the output of a unit, or the gradient
+// of its input, is sent; NULL if it stays on this rank.
+static inline double *simulator_sent(RankTimes *r, const Action *a) {
+    const bool up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_BACKWARD_INPUT,
+               leaves = up || a->kind == ACT_SEND_FORWARD || a->kind == ACT_FORWARD;
+    return leaves && a->unit == r->sends[up] ? &r->sent[up][a->micro % SEND_BUFFERS] : NULL;
+}
 // Plays one end of a message; the sender's end fixes the times. What an end computes for the
 // message (ActionCost.compute_s) is done before.
 static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost,
@@ -100,6 +112,11 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
     }
     const double begin = fmax(fmax(me->clock, other->clock), fmax(me->out, other->in));
     me->out = other->in = begin + cost.message_s;
+    if (a->kind == ACT_SEND_FORWARD || a->kind == ACT_SEND_BACKWARD) {
+        me->sends[a->kind == ACT_SEND_BACKWARD] = a->unit;
+        *simulator_sent(me, a) = me->out;
+    }
+    if (a->kind == ACT_SEND_STATS) { me->stats = me->out; }
     simulator_time(s, rank, a, begin, me->out);
 }
 // A compute action waits for its messages, and for the buffers into which it writes gradients.
@@ -111,6 +128,8 @@ static inline void simulator_await(Simulation *s, int rank, const Action *a) {
     for (int c = !forward; c < (forward ? 1 : CHANNELS); c++) {
         simulator_wait(&s->rank[rank], arrived[c]);
     }
+    const double *sent = simulator_sent(&s->rank[rank], a);
+    if (sent) { simulator_wait(&s->rank[rank], *sent); }
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
         const int storage = map->of_unit[a->unit][k];
         if (action_contributes(map, a, storage)) {
@@ -132,7 +151,9 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
     const StorageTimes *storage = simulator_storage(s, rank, a->storage);
     if (a->kind == ACT_ACQUIRE) { simulator_wait(me, storage->ready); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { simulator_wait(me, storage->sum); }
-    if (a->kind == ACT_ORTHOGONALISE) { simulator_wait(me, me->comm); }
+    if (a->kind == ACT_ORTHOGONALISE || a->kind == ACT_UPDATE) {
+        simulator_wait(me, storage->matrices);
+    }
     if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->rows &&
         map->rows[a->storage].pieces) {
         simulator_wait(me, me->link);
@@ -141,13 +162,49 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
         map->rows[a->storage].disk) {
         simulator_wait(me, *simulator_came(me, 1));
     }
-    if (a->kind == ACT_WRITE) { me->disk = fmax(me->disk, me->link); }
+}
+// Points to the clock of what an action does beside compute.
+static inline double *simulator_beside(RankTimes *r, const Action *a) {
+    return action_is(a->kind, ON_DISK)                          ? &r->disk
+           : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE ? &r->link
+                                                                : &r->comm;
+}
+// Returns when there is what an action moves beside compute.
+static inline double simulator_there(const Simulation *s, int rank, const Action *a) {
+    switch (a->kind) {
+    case ACT_PREFETCH: return simulator_storage(s, rank, a->storage)->newest;
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: return *simulator_left(s, rank, a->storage);
+    case ACT_WRITE: return s->rank[rank].link;
+    default: return s->rank[rank].clock;
+    }
+}
+// Notes when what an action leaves is complete.
+static inline void simulator_leave(Simulation *s, int rank, const Action *a, double done) {
+    const UnitMap *map = &s->program->map;
+    RankTimes *me = &s->rank[rank];
+    if (action_of_stash(a->kind)) { me->stash[stash_slot(a->unit)] = done; }
+    if (a->storage < 0) { return; }
+    StorageTimes *storage = simulator_storage(s, rank, a->storage);
+    switch (a->kind) {
+    case ACT_PREFETCH: storage->ready = done; break;
+    case ACT_READ: *simulator_came(me, 0) = done; break;
+    case ACT_DIRECT:
+    case ACT_ORTHOGONALISE: storage->matrices = done; break;
+    case ACT_FETCH:
+        if (map->cpu_update || map->delays) { storage->newest = done; }
+        break;
+    case ACT_REDUCE:
+    case ACT_EVICT_SUM: me->sums = fmax(me->sums, done); // fall through
+    case ACT_FETCH_SUM: *simulator_left(s, rank, a->storage) = done; break;
+    default: break;
+    }
 }
 // All ranks meet. The first one to pass sees when each rank arrived; the slowest decides for all.
 static inline void simulator_meet(Simulation *s, int rank) {
     double slowest = 0;
     for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) {
-        slowest = fmax(slowest, fmax(s->rank[r].clock, s->rank[r].comm));
+        slowest = fmax(slowest, fmax(s->rank[r].clock, s->rank[r].sums));
     }
     if (s->meeting < 0) { s->meeting = slowest; }
     s->rank[rank].clock = s->meeting;
@@ -164,21 +221,20 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
     if (slot >= 0) { simulator_wait(me, me->stash[slot]); }
     if (a->kind == ACT_NORM) { simulator_meet(s, rank); }
+    if (a->kind == ACT_STATS) { simulator_wait(me, me->stats); }
     simulator_await_states(s, rank, a);
-    const double begin = me->clock;
-    me->clock += cost.compute_s;
+    const bool moves = action_is(a->kind, COLLECTIVE | MOVES | ON_DISK) || cost.message_s > 0;
+    const double there = moves ? simulator_there(s, rank, a) : me->clock;
+    if (cost.compute_s > 0) { simulator_wait(me, there); } // it converts the data on the device
+    double begin = me->clock, done = me->clock += cost.compute_s;
     me->busy += cost.compute_s;
-    double done = me->clock, *beside = action_is(a->kind, ON_DISK) ? &me->disk
-                                       : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE
-                                           ? &me->link
-                                           : &me->comm;
-    if (cost.message_s > 0) { *beside = done = fmax(*beside, me->clock) + cost.message_s; }
-    if (action_of_stash(a->kind)) { me->stash[stash_slot(a->unit)] = done; }
-    if (a->kind == ACT_PREFETCH) { simulator_storage(s, rank, a->storage)->ready = done; }
-    if (a->kind == ACT_READ) { *simulator_came(me, 0) = done; }
-    if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) {
-        *simulator_left(s, rank, a->storage) = done;
+    if (moves) {
+        double *beside = simulator_beside(me, a);
+        const double from = fmax(fmax(*beside, me->clock), there);
+        if (cost.compute_s == 0) { begin = from; }
+        *beside = done = from + cost.message_s;
     }
+    simulator_leave(s, rank, a, done);
     simulator_time(s, rank, a, begin, done);
 }
 // Plays one step. Returns when the last rank ends.

@@ -121,6 +121,44 @@ static inline const P2pStorage *touch_p2p(const TouchPlan *p, int storage) {
 static inline uint64_t touch_name(uint64_t kind, int64_t a, int64_t b) {
     return mix64(mix64(mix64(kind + 1) ^ (uint64_t)a) ^ (uint64_t)b) | 1;
 }
+// Numbers resources of ranks from 0, as they are first asked for. Who knows something of each keeps
+// it in an array.
+typedef struct {
+    uint64_t key; // 0: unused
+    int number;
+} ResourceSlot;
+typedef struct {
+    ResourceSlot *slot; // [slots] a hash table, a power of 2 long
+    int64_t slots;
+    int count;
+} ResourceNumbers;
+static inline ResourceSlot *resource_slot(const ResourceNumbers *n, uint64_t key) {
+    int64_t i = (int64_t)(key & (uint64_t)(n->slots - 1));
+    while (n->slot[i].key && n->slot[i].key != key) { i = (i + 1) & (n->slots - 1); }
+    return &n->slot[i];
+}
+static inline void resource_numbers_grow(ResourceNumbers *n) {
+    const ResourceNumbers old = *n;
+    n->slots = max_i64(1024, 2 * old.slots);
+    n->slot = new_array(ResourceSlot, n->slots, "resources");
+    for (int64_t i = 0; i < old.slots; i++) {
+        if (old.slot[i].key) { *resource_slot(n, old.slot[i].key) = old.slot[i]; }
+    }
+    free(old.slot);
+}
+// Returns the number of the resource that a touch of a rank names; n->count before: it is new.
+static inline int resource_number(ResourceNumbers *n, int rank, const Touch *t) {
+    const int64_t owner = t->of == RES_SAMPLES ? 0 : rank;
+    const uint64_t key = touch_name((uint64_t)(owner * RESOURCES + t->of), t->a, t->b);
+    if (2 * n->count >= n->slots) { resource_numbers_grow(n); }
+    ResourceSlot *slot = resource_slot(n, key);
+    if (!slot->key) {
+        slot->key = key;
+        slot->number = n->count++;
+    }
+    return slot->number;
+}
+
 // names of contents; those of a resource alone are touch_name(resource, ...)
 enum {
     // A REDUCE counts, too: an amount that it adds to its gradient.

@@ -31,15 +31,16 @@
 #include "state/policy.h"
 
 typedef struct {
-    uint64_t key, what, amount; // key 0: unused
-    int64_t first, end, order;  // rows; micro-batch that was added last
+    uint64_t what, amount;
+    int64_t first, end, order; // rows; micro-batch that was added last
     Resource of;
     int rank;
 } ResourceState;
 typedef struct {
     TouchPlan plan;
-    ResourceState *cell; // [cells] a hash table
-    int64_t cells, used;
+    ResourceNumbers resources;
+    ResourceState *cell; // [resources]
+    int64_t capacity;
     uint64_t carried;      // amount that the last READ or FREE has found
     uint64_t *collectives; // [rank][storage] hash of those so far
     char *error;
@@ -71,35 +72,14 @@ validator_refuse(Validator *c, int rank, const Action *a, const char *format, ..
              a ? a->micro : -1, what);
 }
 
-static inline ResourceState *validator_find(ResourceState *cell, int64_t cells, uint64_t key) {
-    int64_t i = (int64_t)(key & (uint64_t)(cells - 1));
-    while (cell[i].key && cell[i].key != key) { i = (i + 1) & (cells - 1); }
-    return &cell[i];
-}
 static inline ResourceState *validator_cell(Validator *c, int rank, const Touch *t) {
-    const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
-    const uint64_t key =
-        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
-              (uint64_t)t->b) |
-        1;
-    if (2 * c->used >= c->cells) {
-        const int64_t cells = 2 * c->cells;
-        ResourceState *more = new_array(ResourceState, cells, "the validator");
-        for (int64_t i = 0; i < c->cells; i++) {
-            if (c->cell[i].key) { *validator_find(more, cells, c->cell[i].key) = c->cell[i]; }
-        }
-        free(c->cell);
-        c->cell = more;
-        c->cells = cells;
+    const int known = c->resources.count, at = resource_number(&c->resources, rank, t);
+    if (at == known) {
+        const ResourceState empty = {.of = t->of, .rank = rank};
+        c->cell = grow_array(ResourceState, c->cell, at, &c->capacity, "the validator");
+        c->cell[at] = empty;
     }
-    ResourceState *cell = validator_find(c->cell, c->cells, key);
-    if (!cell->key) {
-        cell->key = key;
-        cell->of = t->of;
-        cell->rank = rank;
-        c->used++;
-    }
-    return cell;
+    return &c->cell[at];
 }
 static inline void validator_put(ResourceState *cell, const Touch *t, uint64_t amount) {
     cell->what = amount ? t->what : 0;
@@ -296,9 +276,9 @@ static inline void validator_end(Validator *c) {
         validator_needs(p, r);
         validator_apply_all(c, r, NULL);
     }
-    for (int64_t i = 0; i < c->cells; i++) {
+    for (int i = 0; i < c->resources.count; i++) {
         const ResourceState *cell = &c->cell[i];
-        if (cell->key && cell->amount && resource_must_be_empty(cell->of)) {
+        if (cell->amount && resource_must_be_empty(cell->of)) {
             validator_refuse(c, cell->rank, NULL, "left over: %s", resource_text(cell->of));
         }
     }
@@ -321,12 +301,9 @@ static inline void validator_end(Validator *c) {
 // Returns false on a violation, and describes the first one in error.
 static inline bool validate_unrolled(const Program *p, const CyclicPlan *cyclic,
                                      const GptModel *model, char *error, size_t error_bytes) {
-    Validator v = {.plan = touch_plan(p, cyclic, model),
-                   .cells = 1024,
-                   .error = error,
-                   .error_bytes = error_bytes};
+    Validator v = {
+        .plan = touch_plan(p, cyclic, model), .error = error, .error_bytes = error_bytes};
     int at;
-    v.cell = new_array(ResourceState, v.cells, "the validator");
     v.collectives = new_array(uint64_t, (int64_t)p->ranks * p->map.storages, "the validator");
     *error = 0;
     validator_begin(&v);
@@ -338,7 +315,7 @@ static inline bool validate_unrolled(const Program *p, const CyclicPlan *cyclic,
     }
     if (!*error) { validator_end(&v); }
     touch_plan_free(&v.plan);
-    free_all(v.cell, v.collectives);
+    free_all(v.resources.slot, v.cell, v.collectives);
     return !*error;
 }
 // Proves a program of one step.

@@ -13,20 +13,22 @@
 // value is a hash of the values that it was made from. Places have the values of the last writer.
 
 typedef struct {
+    uint64_t what, made; // the content, and its value
+} Value;
+typedef struct {
     TouchPlan plan;
-    ResourceState *cell; // amount: the value
-    int64_t cells;
+    ResourceNumbers resources;
+    Value *value; // [resources]
+    int64_t capacity;
     uint64_t sent; // value of the message whose sender was visited last
 } Values;
-static inline ResourceState *value_of(Values *v, int rank, const Touch *t) {
-    const int of_rank = t->of == RES_SAMPLES ? 0 : rank;
-    const uint64_t key =
-        mix64(mix64(mix64((uint64_t)of_rank * RESOURCES + t->of + 1) ^ (uint64_t)t->a) ^
-              (uint64_t)t->b) |
-        1;
-    ResourceState *cell = validator_find(v->cell, v->cells, key);
-    cell->key = key;
-    return cell;
+static inline Value *value_of(Values *v, int rank, const Touch *t) {
+    const int known = v->resources.count, at = resource_number(&v->resources, rank, t);
+    if (at == known) {
+        v->value = grow_array(Value, v->value, at, &v->capacity, "values");
+        memset(&v->value[at], 0, sizeof(Value));
+    }
+    return &v->value[at];
 }
 static inline bool is_bookkeeping(Resource of) {
     return of == RES_WORKS || of == RES_MOVING || of == RES_READING || of == RES_COUNT ||
@@ -45,19 +47,19 @@ static inline void values_part(Values *v, int rank, const Action *a, int part) {
             t->use == TOUCH_TAKE || t->use == TOUCH_ADD) {
             continue;
         }
-        made = mix64(made ^ value_of(v, rank, t)->amount);
+        made = mix64(made ^ value_of(v, rank, t)->made);
     }
     if (action_sends(a->kind)) { v->sent = made; }
     if (action_is(a->kind, RECEIVES)) { made = mix64(v->sent); }
     for (int i = 0; i < p->count; i++) {
         const Touch *t = &p->touch[i];
         if (is_bookkeeping(t->of) || t->at_once == part) { continue; }
-        ResourceState *cell = value_of(v, rank, t);
-        const bool adds = t->use == TOUCH_ADD && cell->what == t->what;
-        if (t->use == TOUCH_FREE) { cell->amount = cell->what = 0; }
+        Value *value = value_of(v, rank, t);
+        const bool adds = t->use == TOUCH_ADD && value->what == t->what;
+        if (t->use == TOUCH_FREE) { value->made = value->what = 0; }
         if (t->use == TOUCH_READ || t->use == TOUCH_FREE) { continue; }
-        cell->amount = (adds ? cell->amount : 0) + mix64(made ^ (uint64_t)t->of);
-        cell->what = t->what;
+        value->made = (adds ? value->made : 0) + mix64(made ^ (uint64_t)t->of);
+        value->what = t->what;
     }
 }
 static inline void values_visit(void *context, int rank, const Action *a, int peer) {
@@ -66,13 +68,12 @@ static inline void values_visit(void *context, int rank, const Action *a, int pe
     values_part((Values *)context, rank, a, 1);
 }
 static inline Values values_new(const Program *p, const CyclicPlan *cyclic, const GptModel *model) {
-    Values v = {.plan = touch_plan(p, cyclic, model), .cells = 1 << 18};
-    v.cell = new_array(ResourceState, v.cells, "values");
+    const Values v = {.plan = touch_plan(p, cyclic, model)};
     return v;
 }
 static inline void values_free(Values *v) {
     touch_plan_free(&v->plan);
-    free(v->cell);
+    free_all(v->resources.slot, v->value);
 }
 // Returns a hash of all parameters at the end; of a pass that does not train, of the inputs of all
 // units.
@@ -84,13 +85,13 @@ static inline uint64_t values_of_parameters(Values *v) {
         for (int i = 0; i < v->plan.count; i++) {
             const Touch *t = &v->plan.touch[i];
             if (t->of == RES_PARAMETERS || t->of == RES_NEWEST) {
-                all = mix64(all ^ value_of(v, r, t)->amount);
+                all = mix64(all ^ value_of(v, r, t)->made);
             }
         }
         for (int i = 0; p->forward_only && i < p->map.units; i++) {
             for (int64_t place = 0; place < 4; place++) {
                 const Touch t = {.of = RES_INPUT, .a = i, .b = place};
-                all = mix64(all ^ value_of(v, r, &t)->amount);
+                all = mix64(all ^ value_of(v, r, &t)->made);
             }
         }
     }

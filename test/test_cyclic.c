@@ -13,6 +13,7 @@
 #include "zero.h"
 #include "mutations.h"
 #include "orders.h"
+#include "simulated_times.h"
 #include "policies.h" // ZERO_POLICY
 
 #include "harness.h"
@@ -1332,6 +1333,9 @@ static void test_mutations_are_refused_or_harmless(void **state) {
             plan.slack = i == 2;
             Program window = window_of_model(&plan, &m, plan.N * plan.pieces + i % 2);
             const MutationCase of = {.cyclic = &plan, .model = &m, .steps = 4};
+            Program steps = cyclic_unroll(&window, &plan, 4, 4);
+            assert_times_follow_touches(names[base], &steps, &plan, &m, seed + i);
+            cyclic_window_free(&steps);
             mutate_program(&window, &of, names[base], each, seed + i, &sum);
             program_free(&window);
             cyclic_free(&plan);

@@ -9,6 +9,7 @@
 #include "schedule/simulator.h"
 #include "schedule/validator.h"
 #include "mutations.h"
+#include "simulated_times.h"
 #include "policies.h" // ZERO_STAGE
 
 #include "harness.h"
@@ -1458,6 +1459,20 @@ static void test_simulated_times(void **state) {
     assert_int_equal(wrong, 0);
 }
 
+// The simulator plays with clocks of engines (simulator.h); an action must not begin before what it
+// touches is ready.
+static void test_simulated_times_follow_touches(void **state) {
+    (void)state;
+    const uint64_t seed = test_seed(1) << 20;
+    for (int kind = 0; kind < DRAWN_KINDS; kind++) {
+        for (int i = 0; i < (all_tests() ? 1000 : 25); i++) {
+            Program p = drawn_program((DrawnKind)kind, seed + i);
+            assert_times_follow_touches(drawn_names[kind], &p, NULL, NULL, seed + i);
+            program_free(&p);
+        }
+    }
+}
+
 // One block on one rank at stage 3; what takes time costs 1. Gathers of wte, wpe, the block and lnf
 // begin with the step, that of wte for the head at 4 and that of the block for its backward at 5:
 // so forwards begin at 2, 3 and 5, the backward of the head at 6 and that of the block at 8.
@@ -1651,6 +1666,7 @@ int main(void) {
         cmocka_unit_test(test_clipped_programs_are_valid),
         cmocka_unit_test(test_error_is_cut_to_its_buffer),
         cmocka_unit_test(test_simulated_times),
+        cmocka_unit_test(test_simulated_times_follow_touches),
         cmocka_unit_test(test_simulated_gathers),
         cmocka_unit_test(test_printer_shows_each_action_once),
         cmocka_unit_test(test_samples_are_dealt_once),
