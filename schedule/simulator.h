@@ -195,8 +195,11 @@ static inline void simulator_leave(Simulation *s, int rank, const Action *a, dou
         if (map->cpu_update || map->delays) { storage->newest = done; }
         break;
     case ACT_REDUCE:
-    case ACT_EVICT_SUM: me->sums = fmax(me->sums, done); // fall through
-    case ACT_FETCH_SUM: *simulator_left(s, rank, a->storage) = done; break;
+    case ACT_EVICT_SUM:
+    case ACT_FETCH_SUM:
+        if (a->kind != ACT_FETCH_SUM) { me->sums = fmax(me->sums, done); }
+        *simulator_left(s, rank, a->storage) = done;
+        break;
     default: break;
     }
 }
