@@ -109,13 +109,13 @@ static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
     Placement placement = pipeline_placement("1", m->units, 1);
-    p.map = unit_map(m, &plain, &placement, false);
+    p.map = test_unit_map(m, &plain, &placement, false);
     p.ranks = 1;
     placement_free(&placement);
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }
-    zero_lower(&p, &plain, training);
+    zero_lower(&p, training);
     return p;
 }
 static Rig *rig_make(Setting setting) {
@@ -132,8 +132,9 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->placement = pipeline_placement("1", r->model.units, 1);
-    r->store = store_of_plan(store_plan(&r->model, &world, &r->placement, plain, setting.dtype,
-                                        DTYPE_FP32, &optimizers[setting.sgd]));
+    const MixedPrecision precision = {setting.dtype, DTYPE_FP32};
+    r->store = store_of_plan(
+        state_plan(&r->model, &world, &r->placement, &plain, precision, &optimizers[setting.sgd]));
     store_allocate(&r->store, &comm, &r->stream);
     ExecutorShape works;
     memset(&works, 0, sizeof works);
