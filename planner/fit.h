@@ -408,8 +408,7 @@ static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
     l.task.most_work = 1 << 19;
     l.computing = l.task;
     l.computing.model = &silent;
-    l.optimizer_bytes =
-        (shape.dtype == DTYPE_FP32 ? 0 : 4) + 4.0 * optimizers[o->optimizer].moments;
+    l.optimizer_bytes = optimizer_state_bytes(&optimizers[o->optimizer], shape.dtype);
     fit_list_pipelines(&l);
     fit_sort_pipelines(&l);
     f->actions = 0;
