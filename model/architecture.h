@@ -106,33 +106,33 @@ typedef struct {
 //     kind           functions    in out stats params
 #define OP_TABLE(OP)                                                                               \
     /* out = rows of params[0] by token [+ rows of params[1] by position] */                       \
-    OP(EMBEDDING,      EMBEDDING,   0, 1, 0, 2)                                                     \
+    OP(EMBEDDING,      EMBEDDING,   0, 1, 0, 2)                                                    \
     /* out = layernorm(in) with gain params[0] and bias params[1] */                               \
-    OP(LAYERNORM,      LAYERNORM,   1, 1, 2, 2)                                                     \
+    OP(LAYERNORM,      LAYERNORM,   1, 1, 2, 2)                                                    \
     /* out[1] = in[0] + in[1]; out[0] = layernorm(out[1]) */                                       \
-    OP(ADD_LAYERNORM,  LAYERNORM,   2, 2, 2, 2)                                                     \
+    OP(ADD_LAYERNORM,  LAYERNORM,   2, 2, 2, 2)                                                    \
     /* out = rmsnorm(in) [with gain params[0]] */                                                  \
-    OP(RMSNORM,        RMSNORM,     1, 1, 1, 1)                                                     \
+    OP(RMSNORM,        RMSNORM,     1, 1, 1, 1)                                                    \
     /* out[1] = in[0] + in[1]; out[0] = rmsnorm(out[1]) */                                         \
-    OP(ADD_RMSNORM,    RMSNORM,     2, 2, 1, 1)                                                     \
+    OP(ADD_RMSNORM,    RMSNORM,     2, 2, 1, 1)                                                    \
     /* out = in params[0]^T [+ params[1]] */                                                       \
-    OP(LINEAR,         LINEAR,      1, 1, 0, 2)                                                     \
+    OP(LINEAR,         LINEAR,      1, 1, 0, 2)                                                    \
     /* out[0] = in params[0]^T + params[1]; out[1] = GELU(out[0]) */                               \
-    OP(LINEAR_GELU,    LINEAR,      1, 2, 0, 2)                                                     \
+    OP(LINEAR_GELU,    LINEAR,      1, 2, 0, 2)                                                    \
     /* OP_LINEAR, where in[0] = GELU(in[1]); its backward pass includes GELU's */                  \
-    OP(LINEAR_OF_GELU, LINEAR,      2, 1, 0, 2)                                                     \
+    OP(LINEAR_OF_GELU, LINEAR,      2, 1, 0, 2)                                                    \
     /* in = out: q and k turned by their positions */                                              \
-    OP(ROTARY,         ROTARY,      1, 1, 0, 0)                                                     \
+    OP(ROTARY,         ROTARY,      1, 1, 0, 0)                                                    \
     /* out = in, its q and k normed [with gains params[0], params[1]] and turned */                \
-    OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                     \
+    OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                    \
     /* out = causal attention(in) */                                                               \
-    OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                     \
+    OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                    \
     /* out = silu(first half of in) * second half */                                               \
-    OP(SWIGLU,         SWIGLU,      1, 1, 0, 0)                                                     \
+    OP(SWIGLU,         SWIGLU,      1, 1, 0, 0)                                                    \
     /* out = max(in, 0)^2 */                                                                       \
-    OP(RELU2,          RELU2,       1, 1, 0, 0)                                                     \
+    OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
-    OP(ADD,            ADD,         2, 1, 0, 0)                                                     \
+    OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
     /* out = -log p(target) of the logits in params[0]^T */                                        \
     OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)
 // clang-format on

@@ -40,6 +40,7 @@
 #include "planner/planner.h"
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
+#include "state/optimizer.h"
 
 enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
 // actions of pipelines that are simulated at most: some seconds
