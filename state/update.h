@@ -269,10 +269,16 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
 // -------------------------------------------------------------------------------------------------
 // Update
 
-// The kernels of each optimizer, in the order of their table.
+// The kernels of each optimizer: for the device, for the host, and of the first part of an update
+// in two parts (matrices.h).
 typedef void OptimizerKernel(Stream *, UpdateSlice, OptimizerStep);
-static OptimizerKernel *const optimizer_kernels[][2] = {
-#define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
+typedef void DirectionKernel(Stream *, float *, UpdateSlice, OptimizerStep);
+static const struct {
+    OptimizerKernel *update[2];
+    DirectionKernel *direct;
+} optimizer_kernels[] = {
+#define OPTIMIZER_KERNELS(NAME, COUNT, CUT, DIRECTIONS, ...)                                       \
+    {.update = {ops_##NAME, ops_##NAME##_host}, .direct = (DIRECTIONS)},
     OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
 // Does the storage's update need whole matrices?
 static inline bool store_has_matrices(const StatePlan *s, int storage) {
@@ -299,7 +305,7 @@ static inline void store_update_elements(Store *s, int storage, const UpdatePlac
     for (int k = 0; k < optimizer->moments; k++) {
         u.moment[k] = (float *)(void *)(p->at[STATE_MOMENT + k] + at * word);
     }
-    optimizer_kernels[optimizer - optimizers][p->cpu_update](s->memory.stream, u, o);
+    optimizer_kernels[optimizer - optimizers].update[p->cpu_update](s->memory.stream, u, o);
 }
 // Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
 // to 2-D tensors only.
@@ -323,10 +329,6 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
 
 // -------------------------------------------------------------------------------------------------
 // Updates with whole matrices (matrices.h): directions, their exchange, and the rest of the update
-
-// The kernels of the first part of an update, in the order of the table; NULL: it has one part.
-typedef void DirectionKernel(Stream *, float *, UpdateSlice, OptimizerStep);
-static DirectionKernel *const direction_kernels[] = {ops_adamw_direction, NULL, ops_muon_direction};
 
 // A part of a storage in the memory of an update: count elements, from element `at` of the places
 // on, whose directions are at `direction`.
@@ -384,7 +386,7 @@ static inline void store_direct(Store *s, int storage, int64_t step, OptimizerSt
         for (int i = 0; i < optimizer->moments; i++) {
             u.moment[i] = (float *)(void *)p.at[STATE_MOMENT + i] + part.at;
         }
-        direction_kernels[optimizer - optimizers](s->memory.stream, part.direction, u, o);
+        optimizer_kernels[optimizer - optimizers].direct(s->memory.stream, part.direction, u, o);
     }
     if (piece + 1 >= s->plan.rows[storage].pieces) {
         store_exchange_matrices(s, storage, step, false);
