@@ -3293,8 +3293,8 @@ int main(void) {
         cmocka_unit_test(test_chunks_of_logits),
         cmocka_unit_test(test_tiles_of_products),
         cmocka_unit_test(test_tilings),
-#endif
         cmocka_unit_test(test_optimizers),
+#endif
     };
     memcpy(tests + count, others, sizeof others);
     // a pattern of names: some of the tests
