@@ -169,12 +169,13 @@ TOOLS  = prepare_data.py data_files.py text_sources.py text_tokenizers.py encode
          image_sources.py model_files.py regular_files.py plot.py watch.py to_tensorboard.py \
          to_wandb.py launch.sh sweep.sh sweep.py to_huggingface.py from_huggingface.py
 install: train_gpt
-	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results
+	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results/logs
 	install $(wildcard train_gpt train_gpt_cuda) $(BIN)
 	install $(TOOLS:%=scripts/%) $(SHARE)/scripts
 	install -m 644 README.md LICENSE $(SHARE)
 	install -m 644 docs/*.md $(SHARE)/docs
 	install -m 644 docs/results/*.md $(SHARE)/docs/results
+	install -m 644 docs/results/logs/*.txt $(SHARE)/docs/results/logs
 	install -d $(dir $(MANUAL) $(COMPLETION))
 	./train_gpt --help man >$(MANUAL)
 	./train_gpt --help completion >$(COMPLETION)

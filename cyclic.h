@@ -42,7 +42,7 @@
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
 
-typedef struct {
+typedef struct CyclicPlan {
     CyclicRule rule;
     CyclicMode mode; // never CYCLIC_AUTO
     int N, slack;    // number of stages, and of micro-batches in a step; K
@@ -175,14 +175,11 @@ static inline int cyclic_owner(const CyclicPlan *p, int stage) {
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) {
     return placement_stage_of_unit(&p->cut, unit);
 }
-// Returns the first unit that uses a storage. The storage has the versions of that unit's stage.
+// Returns the first unit that uses a storage. The storage belongs to that unit's stage.
 static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
     int unit = 0;
     while (!unit_uses(map, unit, storage)) { unit++; }
     return unit;
-}
-static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
-    return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
 // Cuts the units as --cyclic-cut says. Ends the program (EXIT_INPUT) if the text does not fit.
 static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {

@@ -32,6 +32,27 @@
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/table.h"
+#include "zero.h"
+
+// Fills what is decided here: which states are on the host and on the disk, as was chosen, where
+// the sums of gradients are, and in how many pieces states move.
+static inline void offload_fill(StatePlan *s) {
+    const Offload *o = s->policy.offload;
+    for (int i = 0; i < s->model->storages; i++) {
+        StorageRow *row = &s->rows[i];
+        const int n = row->owners->all.n;
+        row->host = o ? o->host[i] : 0;
+        row->disk = o && o->disk ? o->disk[i] : 0;
+        row->sum = !row_offloads(row, STATE_GRADIENT) ? SUM_STAYS
+                   : n == 1 && row->turns             ? SUM_COMES_BACK
+                                                      : SUM_IS_ADDED;
+        const int64_t longest =
+            store_slice(gpt_storage_elements(s->model, i), n, zero_grain(&s->policy));
+        row->pieces =
+            row_offloads_states(row) ? (int)ceil_div(longest, offload_piece(s->model)) : 0;
+        row->cpu_updates = row->pieces && o->cpu_update;
+    }
+}
 
 // Returns the bytes that the device holds of a state if it is not offloaded.
 static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind kind) {
@@ -44,13 +65,14 @@ static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind k
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
-    return store_holds(s, storage) && s->rows[storage].rule.turns && !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->rows[storage].turns &&
+           !s->rows[storage].states[STATE_PARAMETERS].apart;
 }
 // Would offloading its gradient? Not if a whole gradient must stay on the device anyway.
 static inline bool offload_has_gradient(const StatePlan *s, const Offload *o, int storage) {
     const StorageRow *row = &s->rows[storage];
-    return o->gradients && store_holds(s, storage) && !row->rule.tied &&
-           (row->rule.turns || row->owners->all.n > 1);
+    return o->gradients && store_holds(s, storage) && !row->tied &&
+           (row->turns || row->owners->all.n > 1);
 }
 // What this rank may offload.
 typedef struct {
@@ -65,41 +87,39 @@ typedef struct {
 // Bytes freed
 
 // Returns the bytes of the device's buffer of parameters or of gradients, with its slots.
-// rows: [storages] scratch memory.
-static inline int64_t offload_gathered(const StatePlan *s, const Offload *o, StateKind kind,
-                                       StorageRow *rows) {
-    StateBuffer b = store_fill_kind(s, o, kind, rows);
-    buffer_plan(&b, rows, kind, &s->layout);
+static inline int64_t offload_gathered(const StatePlan *s, StateKind kind) {
+    StateBuffer b = zero_fill_kind(s, kind);
+    buffer_plan(&b, s->rows, s->model->storages, kind);
     return b.held + b.slot_bytes;
 }
-// Returns how many bytes fewer the device needs than with all states in place.
-static inline int64_t offload_device_frees(const OffloadScope *f, const Offload *o) {
-    const StatePlan *s = f->store;
-    const GptModel *m = s->model;
-    int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o);
+// Returns how many bytes fewer the device needs than with all states in place. tried: the plan,
+// with rows of its own, which are filled as they would be.
+static inline int64_t offload_device_frees(const OffloadScope *f, const StatePlan *tried) {
+    const GptModel *m = tried->model;
+    int64_t bytes = tried->policy.offload->cpu_update
+                        ? 0
+                        : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(tried);
     int64_t stashed = 0;
-    StorageRow *rows = new_array(StorageRow, m->storages, "offload");
     for (int i = 0; i < m->storages; i++) {
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-            bytes += offload_has(o, i, kind) ? offload_bytes(s, i, kind) : 0;
+            bytes += row_offloads(&tried->rows[i], kind) ? offload_bytes(f->store, i, kind) : 0;
         }
     }
     for (int u = max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         const int storage = gpt_storage_of_layer(m, u - 1);
-        stashed += f->in_flight * offload_has(o, storage, STATE_ACTIVATIONS);
+        stashed += f->in_flight * row_offloads(&tried->rows[storage], STATE_ACTIVATIONS);
     }
     for (int kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
-        bytes += offload_gathered(s, NULL, kind, rows) - offload_gathered(s, o, kind, rows);
+        const StateBuffer *all = &f->store->device[kind];
+        bytes += (int64_t)(all->held + all->slot_bytes) - offload_gathered(tried, kind);
     }
-    free(rows);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 // Returns the bytes by which states on disk reduce the host's memory.
-static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
-    const StatePlan *s = f->store;
-    int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
+static inline int64_t offload_disk_frees(const StatePlan *s) {
+    int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * sizeof(float);
+        bytes += __builtin_popcount(s->rows[i].disk) * store_own_elements(s, i) * sizeof(float);
     }
     return bytes;
 }
@@ -116,7 +136,7 @@ enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
 // A level of memory that has too little space: the device or the host.
 typedef struct {
     const OffloadScope *scope;
-    const Offload *placed;
+    StatePlan tried;     // the plan of the scope, with rows of its own
     unsigned char *gone; // [storages] bits of kinds that have left the level
     OffloadTurn *turns;  // [count] what may leave it, in order
     int count;
@@ -129,7 +149,7 @@ static inline void tier_add(OffloadTier *t, int storage, int kinds) {
 static inline void tier_list_device(OffloadTier *t) {
     const OffloadScope *f = t->scope;
     const StatePlan *s = f->store;
-    const Offload *o = t->placed;
+    const Offload *o = t->tried.policy.offload;
     const int storages = s->model->storages;
     bool *used = new_array(bool, storages, "offload"); // by a block of this rank
     for (int u = max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
@@ -159,26 +179,33 @@ static inline void tier_list_device(OffloadTier *t) {
 static inline void tier_list_host(OffloadTier *t) {
     const StatePlan *s = t->scope->store;
     for (int i = s->model->storages - 1; i >= 0; i--) {
-        const int all = store_own_elements(s, i) ? t->placed->host[i] : 0;
+        const int all = store_own_elements(s, i) ? t->tried.policy.offload->host[i] : 0;
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
             tier_add(t, i, all & 1 << kind);
         }
     }
 }
-// Makes the list of a level: of the host (stored), or of the device. The caller frees its turns.
+// Makes the list of a level: of the host (stored), or of the device. tier_free frees it.
 static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool stored) {
     const int most = OFFLOAD_TURNS * f->store->model->storages;
     OffloadTier tier = {.scope = f,
-                        .placed = o,
+                        .tried = *f->store,
                         .gone = stored ? o->disk : o->host,
                         .turns = new_array(OffloadTurn, most, "offload")};
+    const size_t n = f->store->model->storages;
+    tier.tried.rows = new_array(StorageRow, n, "offload");
+    memcpy(tier.tried.rows, f->store->rows, n * sizeof(StorageRow));
+    tier.tried.policy.offload = o;
     (stored ? tier_list_host : tier_list_device)(&tier);
     return tier;
 }
+static inline void tier_free(OffloadTier *t) { free_all(t->tried.rows, t->turns); }
 // Returns the bytes that are free in the level because of what has left it.
-static inline int64_t tier_frees(const OffloadTier *t) {
-    return (t->gone == t->placed->disk ? offload_disk_frees : offload_device_frees)(t->scope,
-                                                                                    t->placed);
+static inline int64_t tier_frees(OffloadTier *t) {
+    const Offload *o = t->tried.policy.offload;
+    offload_fill(&t->tried);
+    return t->gone == o->disk ? offload_disk_frees(&t->tried)
+                              : offload_device_frees(t->scope, &t->tried);
 }
 // Returns states that still fit, the last offloaded first, except for `fixed` ones. If the CPU
 // updates, other states of a storage may be offloaded only together with its optimizer states.
@@ -189,15 +216,15 @@ static inline void tier_return_some(OffloadTier *t, const unsigned char *fixed, 
         const unsigned char before = *gone;
         *gone &= ~t->turns[k].kinds | fixed[storage];
         if (*gone == before) { continue; }
-        const bool apart =
-            t->placed->cpu_update && *gone & ((1 << HOST_KINDS) - 1) && !(*gone & OPTIMIZER_STATES);
+        const bool apart = t->tried.policy.offload->cpu_update && *gone & ((1 << HOST_KINDS) - 1) &&
+                           !(*gone & OPTIMIZER_STATES);
         if (apart || tier_frees(t) < excess) { *gone = before; }
     }
 }
 // Offloads states from this level until `excess` bytes, by which the budget would be exceeded with
 // all of them in place, are free, or nothing is left to offload. Returns the largest number of
 // bytes freed; the placement is the one that frees them. Frees the list.
-static inline int64_t offload_fill(OffloadTier tier, double excess) {
+static inline int64_t offload_until(OffloadTier tier, double excess) {
     const size_t n = tier.scope->store->model->storages;
     unsigned char *fixed = new_array(unsigned char, 2 * n, "offload"), *best = fixed + n;
     int64_t frees = tier_frees(&tier), most = frees;
@@ -213,7 +240,7 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
     memcpy(tier.gone, best, n);
     if (most >= excess) { tier_return_some(&tier, fixed, excess); }
     free(fixed);
-    free(tier.turns);
+    tier_free(&tier);
     return most;
 }
 // With delayed updates, offloads all masters and gradients: updates must not touch the parameters
@@ -229,7 +256,7 @@ static inline void offload_all(OffloadTier tier) {
     for (int k = 0; k < tier.count; k++) {
         tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds;
     }
-    free(tier.turns);
+    tier_free(&tier);
 }
 // Offloads on all ranks what any rank offloads. Returns true if that is more than some rank had
 // chosen. All ranks call it. comm NULL: a rank plans alone.
@@ -259,7 +286,7 @@ static inline bool offload_brings(const StatePlan *s, const Action *a) {
 static inline HostTraffic offload_element_bytes(const StatePlan *s, int storage, bool second) {
     PiecePart parts[PIECE_PARTS];
     HostTraffic bytes = {0, 0};
-    for (int k = store_piece_parts(s, s->policy.offload, storage, second, parts) - 1; k >= 0; k--) {
+    for (int k = store_piece_parts(s, storage, second, parts) - 1; k >= 0; k--) {
         bytes.to_device += parts[k].in ? parts[k].size : 0;
         bytes.to_host += parts[k].out ? parts[k].size : 0;
     }

@@ -139,19 +139,20 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "when each action of a step runs, for chrome://tracing: planned with --show-schedule, "      \
       "measured with --profile-steps")                                                             \
     PICK("optimizer", optimizer, "optimizer", "", "adamw", OPTIMIZER_CHOICES, "")                  \
-    NUM("optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                   \
+    NUM("optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "",                             \
+      "decay of the sum of gradients")                                                             \
     FLAG("optimizer", nesterov, "nesterov", "", "0",                                               \
-      "of adamw and sgd: updates look one step ahead, which makes up for much of --cyclic's "      \
-      "delay")                                                                                     \
+      "updates look one step ahead, which makes up for much of --cyclic's delay")                  \
     NUM("optimizer", muon_lr, "muon-lr", "", "0.02", 0, 1e6, "",                                   \
-      "peak learning rate of muon's matrices, on the schedule of --lr")                            \
-    NUM("optimizer", muon_momentum, "muon-momentum", "", "0.95", 0, 0.999999, "", "of muon")       \
+      "peak learning rate of the matrices, on the schedule of --lr")                               \
+    NUM("optimizer", muon_momentum, "muon-momentum", "", "0.95", 0, 0.999999, "",                  \
+      "decay of the mean of gradients of the matrices")                                            \
     INT("optimizer", muon_momentum_warmup, "muon-momentum-warmup", "", "0", 0, 1e12, "steps",      \
-      "muon's momentum rises from 0.85 over so many steps")                                        \
+      "--muon-momentum rises from 0.85 over so many steps")                                        \
     INT("optimizer", muon_steps, "muon-steps", "", "5", 1, 100, "iterations",                      \
-      "of Newton-Schulz, which makes a matrix orthogonal")                                         \
+      "iterations of Newton-Schulz, which make a matrix orthogonal")                               \
     NUM("optimizer", muon_weight_decay, "muon-weight-decay", "", "0.1", 0, 100, "",                \
-      "on muon's matrices, times their learning rate")                                             \
+      "on the matrices, times their learning rate")                                                \
     NUM("optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                      \
     PICK("optimizer", lr_schedule, "lr-schedule", "k", "cosine",                                   \
       "cosine|linear|constant|wsd|wsd-linear",                                                     \
@@ -168,9 +169,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \
       "of the peak, at the last step; 0.1 where --lr-schedule cosine is given")                    \
     NUM("optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")       \
-    NUM("optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                       \
-    NUM("optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "of adamw")                    \
-    NUM("optimizer", eps, "eps", "", "1e-8", 1e-30, 1, "", "of adamw")                             \
+    NUM("optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "decay of the first moment")      \
+    NUM("optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "decay of the second moment")  \
+    NUM("optimizer", eps, "eps", "", "1e-8", 1e-30, 1, "", "added to the second moment's root")    \
     NUM("optimizer", grad_clip, "grad-clip", "", "1.0", 0, 1e30, "",                               \
       "largest global gradient norm; 0: off")                                                      \
     NUM("optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma",                       \

@@ -212,7 +212,9 @@ static void plan_job(Job *j) {
     Plan *draft = plan_make(&j->config, m, &j->spec);
     if (!m->cluster.nodes) { connect_ranks(m, draft, &j->comm, &j->stream); }
     find_rates(&m->rates, &m->cluster, &j->stream, &j->comm, &m->world, j->spec.dtype);
-    plan_within_budgets(&j->plans, draft, &j->config, m, &j->spec, &j->comm, &j->stream);
+    j->plans.first = draft;
+    j->plans.asked = &j->spec;
+    plan_within_budgets(&j->plans, &j->config, m, &j->comm, &j->stream);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@
 
 #include "base/base.h"
 #include "comm/group.h"
+#include "comm/mpi.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "schedule/actions.h"
@@ -36,43 +37,184 @@
 #include "state/matrices.h"
 #include "state/planned.h"
 #include "state/policy.h"
+#include "state/table.h"
+
+// -------------------------------------------------------------------------------------------------
+// What is decided about each storage
+
+// Returns the ZeRO stage at which gradients are stored: they are also divided if sums leave the
+// device.
+static inline int zero_gradient_stage(const StatePlan *s) {
+    bool leave = false;
+    for (int i = 0; i < s->model->storages; i++) {
+        leave |= row_offloads(&s->rows[i], STATE_GRADIENT);
+    }
+    return leave ? (int)max_i64(s->policy.stage, 2) : s->policy.stage;
+}
+// Does the whole gradient of a storage exist only during each use, from stage 2 on? A single rank
+// has no gradients to divide.
+static inline bool zero_divides(const StorageRow *row) {
+    return !row->tied && (row->owners->all.n > 1 || row->sum == SUM_COMES_BACK);
+}
+// Returns the slot that a state of a storage shares with others; -1: it has a slot of its own, also
+// if sharing would not save memory.
+static inline int shared_slot(const StorageRow *row, int storage, const State *x) {
+    const int64_t n = row->owners->all.n, blocks = row->owners->blocks,
+                  spared = x->apart ? blocks : blocks * (n - 1) / n;
+    const bool shares = row->turns && (x->place == PLACE_HOST || spared >= SHARED_SLOTS);
+    return shares ? storage % SHARED_SLOTS : -1;
+}
+// Returns the buffer on the device of the states of a kind; *here: the run has them.
+static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *here) {
+    const ZeroPolicy *z = &s->policy;
+    const size_t size = dtype_size(s->dtype);
+    StateBuffer b = {.layout = z->stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, .size = sizeof(float)};
+    *here = true;
+    switch (kind) {
+    case STATE_MASTER: *here = s->dtype != DTYPE_FP32 || store_delays(s); break;
+    case STATE_PARAMETERS:
+        b.layout = z->stage >= 3 ? BUFFER_SLOTS : BUFFER_FULL;
+        b.size = size;
+        b.travels = true;
+        break;
+    case STATE_GRADIENT:
+        *here = b.travels = !z->forward_only;
+        b.layout = zero_gradient_stage(s) >= 2 ? BUFFER_SLOTS : BUFFER_FULL;
+        break;
+    case STATE_SECONDARY:
+        *here = z->partition > 1;
+        b.layout = BUFFER_SLICES;
+        b.cut = SLICES_SECONDARY;
+        b.size = size;
+        break;
+    case STATE_RECORDS:
+        *here = b.travels = z->quantized_weights;
+        b.layout = BUFFER_SLOTS;
+        b.cut = SLICES_WEIGHTS;
+        b.size = 1;
+        break;
+    case STATE_ERRORS:
+        *here = false;
+        for (int i = 0; i < s->model->storages; i++) {
+            *here |= z->feedback && row_holds(&s->rows[i]) && s->rows[i].bucket >= 0;
+        }
+        b.layout = BUFFER_FULL;
+        b.size = sizeof(uint16_t);
+        break;
+    default: *here = store_keeps_moment(s, kind);
+    }
+    return b;
+}
+// Fills the states of a kind. None has its position yet in the buffer, which it returns.
+static inline StateBuffer zero_fill_kind(const StatePlan *s, StateKind kind) {
+    bool here;
+    const StateBuffer b = zero_buffer(s, kind, &here);
+    for (int i = 0; i < s->model->storages; i++) {
+        StorageRow *row = &s->rows[i];
+        // storages that several stages use are not gathered for each use
+        const bool exists = here && !(kind == STATE_SECONDARY && row->tied),
+                   own = kind != STATE_PREVIOUS && (exists || kind != STATE_MASTER),
+                   divided = kind == STATE_GRADIENT && s->policy.accumulates &&
+                             b.layout == BUFFER_SLOTS && zero_divides(row);
+        const Place away = kind < OPTIMIZER_KINDS && row->disk >> kind & 1 ? PLACE_DISK
+                           : kind < HOST_KINDS && row_offloads(row, kind)  ? PLACE_HOST
+                                                                           : PLACE_DEVICE;
+        State x = {
+            .place = exists ? away : PLACE_NONE,
+            .copy_of = own ? kind : STATE_PARAMETERS,
+            // what is gathered must not overwrite parameters that are not what was quantized
+            .apart = divided || (kind == STATE_PARAMETERS && s->policy.quantized_weights),
+            .versions = 1,
+            .whole = -1,
+        };
+        x.slot = shared_slot(row, i, &x);
+        row->states[kind] = x;
+    }
+    return b;
+}
+// Returns the first storage of the bucket in which a storage's quantized gradient travels; -1: it
+// travels alone. The storages of a bucket are neighbours, have the same owners, and are always
+// reduced one directly after another. So tied ones, which are reduced at the end of the step, are
+// apart from the others; and so is the head's own table, whose gradient the head's input part
+// makes: in a zero-bubble schedule the head's other gradients follow micro-batches later.
+// *elements: of the bucket so far, from the last storage on.
+static inline int zero_bucket(const StatePlan *s, int storage, int64_t *elements) {
+    const StorageRow *row = &s->rows[storage];
+    const bool alike = storage + 1 < s->model->storages && row->owners == row[1].owners &&
+                       row->tied == row[1].tied && storage + 1 != s->model->classifier,
+               joins = alike && *elements < BUCKET_ELEMENTS;
+    *elements = gpt_storage_elements(s->model, storage) + (joins ? *elements : 0);
+    return !s->policy.quantized_gradients || row->owners->all.n == 1 ? -1
+           : joins                                                   ? row[1].bucket
+                                                                     : storage;
+}
+// Ends the program if hpZ's partitions are larger than the ranks of a stage.
+static inline void zero_check_partition(const StatePlan *s) {
+    const int partition = s->policy.partition;
+    for (int i = 0; i < s->placement->stages; i++) {
+        const int replicas = s->placement->stage[i].replicas;
+        if (partition <= replicas) { continue; }
+        die(EXIT_INPUT,
+            HINT_ON_RANKS(replicas, "a partition is some of a stage's ranks, those of a node"),
+            "--zero-hpz-partition-size %d is more than the %d ranks of stage %d", partition,
+            replicas, i);
+    }
+}
+// Fills what ZeRO decides, after the owners are known and what is offloaded.
+static inline void zero_fill(StatePlan *s) {
+    const int gradient_stage = zero_gradient_stage(s);
+    int64_t elements = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        s->rows[i].bucket = zero_bucket(s, i, &elements);
+    }
+    for (int k = 0; k < STATE_KINDS; k++) { s->device[k] = zero_fill_kind(s, k); }
+    for (int i = 0; i < s->model->storages; i++) {
+        StorageRow *row = &s->rows[i];
+        const bool matrices = s->policy.matrices && gpt_storage_is_block(s->model, i);
+        row->gathers = (s->policy.stage >= 3 && !row->tied) || row_offloads(row, STATE_PARAMETERS);
+        row->reduces_often = zero_divides(row) && gradient_stage >= 2;
+        row->param_slot = row->gathers ? row->states[STATE_PARAMETERS].slot : -1;
+        row->grad_slot = row->reduces_often ? row->states[STATE_GRADIENT].slot : -1;
+        row->wave = matrices ? matrices_wave(s->model, s->rows, i) : -1;
+    }
+}
 
 // -------------------------------------------------------------------------------------------------
 // Lowering: adds the store's actions to a schedule
 
-// Makes the UnitMap of a model: which storages a unit uses, and where these are, which share slots.
-// clips: samples are clipped. program_free frees its tables.
-static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy,
-                               const Placement *placement, bool clips) {
-    const Offload *o = policy->offload;
-    const int units = m->units, storages = m->storages;
-    UnitMap map = {};
-    Owners owners = owners_make(m, placement);
-    map.units = units;
-    map.storages = storages;
-    map.of_unit = (int(*)[2])new_array(int, 2 * units, "unit map");
-    map.of_unit_count = new_array(int, units, "unit map");
-    map.cpu_update = o && o->cpu_update;
-    map.delays = o && o->delays;
-    map.copies = policy->partition > 1;
+// Makes the UnitMap of a plan: which storages a unit uses, and what is decided about them. clips:
+// samples are clipped. The plan must outlive the map; program_free frees what is the map's own.
+static inline UnitMap unit_map(const StatePlan *s, bool clips) {
+    const GptModel *m = s->model;
+    const Offload *o = s->policy.offload;
+    const int units = m->units;
+    const bool tied = s->rows[0].tied;
+    UnitMap map = {
+        .units = units,
+        .storages = m->storages,
+        .of_unit = (int(*)[2])new_array(int, 2 * units, "unit map"),
+        .of_unit_count = new_array(int, units, "unit map"),
+        // the head's part of the gradient of wte
+        .head_maker = !clips            ? ACT_BACKWARD_INPUT
+                      : !gpt_is_tied(m) ? ACT_BACKWARD_WEIGHT
+                      : tied            ? ACT_TIED
+                                        : ACTION_KINDS,
+        .classifier = m->classifier,
+        .rows = s->rows,
+        .copies = s->policy.partition > 1,
+        .cpu_update = o && o->cpu_update,
+        .delays = store_delays(s),
+        .kept_gathered = s->policy.keeps_gathered && !tied ? 0 : -1,
+    };
     if (o) { map.stash = new_array(bool, units, "unit map"); }
-    if (clips && placement->stages > 1) { map.stage = new_array(int, units, "unit map"); }
+    if (clips && s->placement->stages > 1) { map.stage = new_array(int, units, "unit map"); }
     for (int u = 0; u < units; u++) {
         map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
-        if (map.stage) { map.stage[u] = placement_stage_of_unit(placement, u); }
+        if (map.stage) { map.stage[u] = placement_stage_of_unit(s->placement, u); }
         if (o && gpt_unit_class(m, u) == UNIT_BLOCK) {
-            map.stash[u] = offload_has(o, map.of_unit[u][0], STATE_ACTIVATIONS);
+            map.stash[u] = row_offloads(&s->rows[map.of_unit[u][0]], STATE_ACTIVATIONS);
         }
     }
-    // the head's part of the gradient of wte
-    map.classifier = m->classifier;
-    map.head_maker = !clips                   ? ACT_BACKWARD_INPUT
-                     : !gpt_is_tied(m)        ? ACT_BACKWARD_WEIGHT
-                     : owners.storage[0].tied ? ACT_TIED
-                                              : ACTION_KINDS;
-    map.rule = storage_rules(m, policy, &owners);
-    map.kept_gathered = policy->keeps_gathered && !owners.storage[0].tied ? 0 : -1;
-    owners_free(&owners);
     return map;
 }
 // With recomputation a block's input is offloaded instead of the activations inside. A stage's
@@ -131,8 +273,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 // slot, are released, but at most 2 SHARED_SLOTS storages ahead. A gather uses the hpZ secondary
 // copies (near) if an earlier gather of the step has made them. A pass that does not train uses
 // them if they exist. Parameters that stay whole are not gathered for their uses.
-static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in,
-                                 bool training) {
+static inline void lower_gathers(const UnitMap *map, Schedule *in, bool training) {
     Schedule out = {};
     // [storages] gathered and not yet released; gathered before
     bool *gathered = new_array(bool, map->storages, "lowering"),
@@ -141,11 +282,11 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
             Action a = in->actions[next];
-            if (a.kind != ACT_ACQUIRE || !map->rule[a.storage].gathers) { continue; }
-            int slot = map->rule[a.storage].param_slot;
+            if (a.kind != ACT_ACQUIRE || !map->rows[a.storage].gathers) { continue; }
+            int slot = map->rows[a.storage].param_slot;
             if (gathered[a.storage] || (slot >= 0 && in_use[slot])) { break; }
             a.kind = ACT_PREFETCH;
-            a.secondary = policy->partition > 1 && (copied[a.storage] || !training);
+            a.secondary = map->copies && (copied[a.storage] || !training);
             gathered[a.storage] = copied[a.storage] = true;
             ahead++;
             if (slot >= 0) { in_use[slot] = true; }
@@ -153,11 +294,11 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
         }
         Action a = in->actions[i];
         schedule_add(&out, a);
-        ahead -= a.kind == ACT_ACQUIRE && map->rule[a.storage].gathers;
+        ahead -= a.kind == ACT_ACQUIRE && map->rows[a.storage].gathers;
         if (a.kind != ACT_RELEASE) { continue; }
         gathered[a.storage] = false;
-        if (map->rule[a.storage].param_slot >= 0) {
-            in_use[map->rule[a.storage].param_slot] = false;
+        if (map->rows[a.storage].param_slot >= 0) {
+            in_use[map->rows[a.storage].param_slot] = false;
         }
     }
     free_all(gathered, copied);
@@ -178,7 +319,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
             int storage = map->of_unit[a->unit][k],
-                span = map->rule[storage].reduces_often ? a->micro : 0;
+                span = map->rows[storage].reduces_often ? a->micro : 0;
             if (action_contributes(map, a, storage)) {
                 last[span * map->storages + storage] = i + 1;
             }
@@ -190,8 +331,8 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         // a unit's storages, from the last to the first
         for (int k = 1; action_computes(a.kind) && k >= 0; k--) {
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
-            bool often = storage >= 0 && map->rule[storage].reduces_often;
-            bool due = storage >= 0 && !map->rule[storage].tied &&
+            bool often = storage >= 0 && map->rows[storage].reduces_often;
+            bool due = storage >= 0 && !map->rows[storage].tied &&
                        last[(often ? a.micro : 0) * map->storages + storage] == i + 1;
             if (due) {
                 schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1));
@@ -199,7 +340,7 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
         }
     }
     for (int storage = map->storages - 1; storage >= 0; storage--) {
-        if (map->rule[storage].tied && last[storage]) { lower_add(&out, ACT_REDUCE, storage); }
+        if (map->rows[storage].tied && last[storage]) { lower_add(&out, ACT_REDUCE, storage); }
     }
     free(last);
     schedule_replace(in, out);
@@ -211,8 +352,8 @@ static inline int lower_slot_user(const UnitMap *map, const Action *a, int stora
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int other = map->of_unit[a->unit][k];
         const bool shares =
-            other == storage || (map->rule[storage].grad_slot >= 0 &&
-                                 map->rule[other].grad_slot == map->rule[storage].grad_slot);
+            other == storage || (map->rows[storage].grad_slot >= 0 &&
+                                 map->rows[other].grad_slot == map->rows[storage].grad_slot);
         if (shares && action_contributes(map, a, other)) { return other; }
     }
     return -1;
@@ -234,16 +375,16 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     int waits = -1;
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        const bool on_host = a.kind == ACT_REDUCE && map->rule[a.storage].sum;
+        const bool on_host = a.kind == ACT_REDUCE && map->rows[a.storage].sum;
         if (waits >= 0 && (a.kind == ACT_REDUCE || lower_slot_user(map, &a, waits) >= 0)) {
             lower_add(&out, ACT_EVICT_SUM, waits);
             waits = -1;
         }
         schedule_add(&out, a);
-        if (on_host && map->rule[a.storage].sum == SUM_IS_ADDED && !map->rule[a.storage].tied) {
+        if (on_host && map->rows[a.storage].sum == SUM_IS_ADDED && !map->rows[a.storage].tied) {
             waits = a.storage;
         }
-        if (!on_host || map->rule[a.storage].sum != SUM_COMES_BACK) { continue; }
+        if (!on_host || map->rows[a.storage].sum != SUM_COMES_BACK) { continue; }
         on_the_host[a.storage] = true;
         lower_add(&out, ACT_EVICT_SUM, a.storage);
         const int next = lower_next_in_slot(map, in, i, a.storage);
@@ -252,7 +393,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     if (waits >= 0) { lower_add(&out, ACT_EVICT_SUM, waits); }
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
-        if (a.kind == ACT_REDUCE && map->rule[a.storage].sum && map->rule[a.storage].tied) {
+        if (a.kind == ACT_REDUCE && map->rows[a.storage].sum && map->rows[a.storage].tied) {
             lower_add(&out, ACT_EVICT_SUM, a.storage);
         }
     }
@@ -272,13 +413,13 @@ typedef struct {
 // Moves on to the next storage: of a wave, all storages come twice.
 static inline void lower_next_storage(PieceCursor *c) {
     const UnitMap *map = c->map;
-    const bool last = map->rule[c->storage].wave == c->storage;
+    const bool last = map->rows[c->storage].wave == c->storage;
     c->piece = 0;
     c->storage++;
     if (!last) { return; }
     c->second = !c->second;
     for (const int wave = c->storage - 1; c->second && c->storage > 0; c->storage--) {
-        if (map->rule[c->storage - 1].wave != wave) { break; }
+        if (map->rows[c->storage - 1].wave != wave) { break; }
     }
 }
 // Adds the actions that bring the next `count` pieces.
@@ -286,13 +427,13 @@ static inline void lower_next_pieces(PieceCursor *c, Schedule *s, int count) {
     const UnitMap *map = c->map;
     for (int i = 0; i < count; i++) {
         while (c->storage < map->storages &&
-               (!c->used[c->storage] || (c->on_disk && !map->rule[c->storage].on_disk) ||
-                c->piece >= map->rule[c->storage].pieces)) {
+               (!c->used[c->storage] || (c->on_disk && !map->rows[c->storage].disk) ||
+                c->piece >= map->rows[c->storage].pieces)) {
             lower_next_storage(c);
         }
         if (c->storage == map->storages) { return; }
         Action a = action_make(c->kind, -1, c->storage, -1);
-        a.use = c->piece++ + (c->second ? map->rule[c->storage].pieces : 0);
+        a.use = c->piece++ + (c->second ? map->rows[c->storage].pieces : 0);
         schedule_add(s, a);
     }
 }
@@ -306,13 +447,13 @@ static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule
            update = action_make(kind, -1, storage, -1),
            back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
     const int first =
-        kind == ACT_UPDATE && map_has_matrices(map, storage) ? map->rule[storage].pieces : 0;
-    if (!map->rule[storage].pieces) { schedule_add(s, update); }
-    for (int piece = first; piece < first + map->rule[storage].pieces; piece++) {
+        kind == ACT_UPDATE && map_has_matrices(map, storage) ? map->rows[storage].pieces : 0;
+    if (!map->rows[storage].pieces) { schedule_add(s, update); }
+    for (int piece = first; piece < first + map->rows[storage].pieces; piece++) {
         update.use = back.use = write.use = piece;
         schedule_add(s, update);
         schedule_add(s, back);
-        if (map->rule[storage].on_disk) {
+        if (map->rows[storage].disk) {
             schedule_add(s, write);
             lower_next_pieces(reads, s, 1);
         }
@@ -322,17 +463,17 @@ static inline void lower_update(PieceCursor *moves, PieceCursor *reads, Schedule
 // Adds what comes before the UPDATEs of a wave of storages with matrices.
 static inline void lower_wave(PieceCursor *moves, PieceCursor *reads, Schedule *s, int first) {
     const UnitMap *map = moves->map;
-    for (int i = first; i <= map->rule[first].wave; i++) {
+    for (int i = first; i <= map->rows[first].wave; i++) {
         if (moves->used[i]) { lower_update(moves, reads, s, i, ACT_DIRECT); }
     }
-    for (int i = first; i <= map->rule[first].wave; i++) {
+    for (int i = first; i <= map->rows[first].wave; i++) {
         if (moves->used[i]) { lower_add(s, ACT_ORTHOGONALISE, i); }
     }
 }
 // Adds the FETCHes of the parameters of a storage, whose delayed update was made during the step.
 static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
-    for (; fetch.use < map->rule[storage].pieces; fetch.use++) { schedule_add(s, fetch); }
+    for (; fetch.use < map->rows[storage].pieces; fetch.use++) { schedule_add(s, fetch); }
 }
 // Adds delayed UPDATEs, one after each forward action of the step's first micro-batches, in the
 // order in which the gradients that they need are overwritten.
@@ -386,21 +527,21 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
         const bool opens = map_has_matrices(map, storage) &&
-                           (!storage || map->rule[storage - 1].wave != map->rule[storage].wave);
+                           (!storage || map->rows[storage - 1].wave != map->rows[storage].wave);
         if (opens) { lower_wave(&moves, &reads, s, storage); }
         if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
         if (used[storage] && !map->delays) { lower_update(&moves, &reads, s, storage, ACT_UPDATE); }
-        if (used[storage] && !map->rule[storage].gathers) { schedule_add(s, gather); }
+        if (used[storage] && !map->rows[storage].gathers) { schedule_add(s, gather); }
     }
     free(used);
 }
 
 // Adds all of these actions to every rank's schedule. A rank reduces and gathers what its own
 // compute actions use.
-static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool training) {
+static inline void zero_lower(Program *p, bool training) {
     for (int r = 0; r < p->ranks; r++) {
         lower_uses(&p->map, &p->rank[r]);
-        lower_gathers(&p->map, policy, &p->rank[r], training);
+        lower_gathers(&p->map, &p->rank[r], training);
         if (!training) { continue; }
         lower_reductions(&p->map, &p->rank[r], p->micro_batches);
         lower_sums(&p->map, &p->rank[r]);

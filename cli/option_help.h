@@ -9,6 +9,7 @@
 #include "comm/mpi.h"
 #include "options.h"
 #include "plan/cluster.h"
+#include "state/optimizer.h"
 
 #include <strings.h> // strcasecmp
 
@@ -30,7 +31,7 @@ static const HelpTopic help_topics[] = {
      {"./train_gpt --steps 2000 --out out/mine --save-every 500 --log out/mine/log.jsonl",
       "./train_gpt --dry-run --model gpt2:1558M --json"}},
     {"optimizer",
-     "AdamW or SGD, learning rate, clipping",
+     "which optimizer, learning rate, clipping",
      {"./train_gpt --lr 6e-4 --warmup 700 --final-lr-fraction 0.1 --weight-decay 0.1",
       "./train_gpt --optimizer sgd --momentum 0.9 --lr 0.1 --lr-schedule constant"}},
     {"precision",
@@ -110,10 +111,24 @@ static inline Text help_values(const OptionSpec *spec) {
 static inline const char *help_default(const OptionSpec *spec) {
     return *spec->fallback ? spec->fallback : "none";
 }
+// Writes what a flag means, after the optimizers that it belongs to if others do not have it.
+static inline Text help_meaning(const OptionSpec *spec) {
+    Text text = text_of("%s", "");
+    bool lacked = false;
+    for (size_t i = 0; i < sizeof optimizers / sizeof *optimizers; i++) {
+        const bool lacks = optimizer_lacks(&optimizers[i], spec->name);
+        if (!lacks) {
+            text = text_of("%s%s%s", text.at, *text.at ? ", " : "of ", optimizers[i].name);
+        }
+        lacked = lacked || lacks;
+    }
+    return !*text.at || !lacked ? text_of("%s", spec->help)
+                                : text_of("%s: %s", text.at, spec->help);
+}
 // Prints a flag, what it means, its values and its default.
 static inline void help_flag(FILE *to, const OptionSpec *spec) {
     const int at = fprintf(to, "  %-*s", HELP_INDENT - 2, help_names(spec).at);
-    help_wrap(to, *spec->help ? spec->help : "which one", at);
+    help_wrap(to, *spec->help ? help_meaning(spec).at : "which one", at);
     fprintf(to, "%*s", HELP_INDENT, "");
     help_wrap(to, text_of("[default %s; %s]", help_default(spec), help_values(spec).at).at,
               HELP_INDENT);
@@ -165,7 +180,7 @@ static inline void options_print_help(FILE *to) {
         }
         fprintf(to, "  %-26s %s%s%s%s%s (default %s)\n", help_names(spec).at,
                 *spec->choices ? "<" : "", spec->choices, *spec->choices ? ">" : "",
-                *spec->choices ? " " : "", spec->help, help_default(spec));
+                *spec->choices ? " " : "", help_meaning(spec).at, help_default(spec));
     }
     help_cluster_keys(to);
     fprintf(to, "\n--help TOPIC (or -h): ranges and examples; --version.\n%s\n", help_exit_codes);
@@ -188,8 +203,8 @@ static inline void help_man(FILE *to) {
             fprintf(to, ".TP\n.B \"");
             help_man_text(to, help_names(spec).at);
             fprintf(to, "\"\n\\&");
-            help_man_text(to, text_of("%s [default %s; %s]", spec->help, help_default(spec),
-                                      help_values(spec).at)
+            help_man_text(to, text_of("%s [default %s; %s]", help_meaning(spec).at,
+                                      help_default(spec), help_values(spec).at)
                                   .at);
             fprintf(to, "\n");
         }

@@ -92,7 +92,7 @@ static const OptionSynonym option_synonyms[] = {
     {"tokenizer-name tokenizer-path vocab-file merge-file", "--tokenizer FILE"},
     {"num-workers dataloader-num-workers", "leave it out: the shards are mapped into memory"},
     {"num-threads n-threads omp-num-threads cpus", "--threads N"},
-    {"optim", "--optimizer adamw, sgd or muon"},
+    {"optim", "--optimizer NAME"},
     {"adam-beta1", "--beta1 0.9"},
     {"adam-beta2", "--beta2 0.95"},
     {"adam-epsilon adam-eps epsilon", "--eps 1e-8; --dp-epsilon is that of private runs"},

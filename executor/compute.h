@@ -75,15 +75,15 @@ static inline bool executor_splits_samples(const Executor *e, const Pass *pass) 
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action drawn = *a;
     if (executor_splits_samples(e, pass) && a->micro >= 0) {
-        drawn.rows = piece_rows(&e->store->plan.policy.p2p->pieces, pass->samples, pass->begins,
-                                a->micro, &drawn.first_row);
+        drawn.rows = piece_rows(&e->store->plan.p2p.pieces, pass->samples, pass->begins, a->micro,
+                                &drawn.first_row);
     }
     return drawn;
 }
 // Returns the number of samples that this rank computes in a step, where steps overlap; *first: the
 // first of them.
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) {
-    const Pieces *p = &e->store->plan.policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
+    const Pieces *p = &e->store->plan.p2p.pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
     return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first)
                        : pass->samples;

@@ -90,11 +90,11 @@ static inline void deferred_note_messages(DeferredQueue *q) {
     q->messages_count = left;
 }
 // Returns where the messages of a storage's parameters, or of its sum, are noted.
-static inline RequestKind deferred_messages(const P2p *r, const Action *a) {
+static inline RequestKind deferred_messages(const StatePlan *s, const Action *a) {
     const bool sends = action_sends(a->kind);
     if (!action_is(a->kind, ON_PARAMETERS)) { return sends ? REQUEST_SEND_SUM : REQUEST_RECV_SUM; }
     return (RequestKind)((sends ? REQUEST_SEND : REQUEST_RECV) +
-                         (int)(a->version % r->storage[a->storage].places));
+                         (int)(a->version % s->rows[a->storage].places));
 }
 // Runs an operation. It is done then, or when the message that it has posted is complete.
 static inline void deferred_run(DeferredQueue *q, const DeferredOp *op) {
@@ -105,7 +105,7 @@ static inline void deferred_run(DeferredQueue *q, const DeferredOp *op) {
         return;
     }
     const PendingRequests *posted =
-        store_requests(q->store, a->storage, deferred_messages(q->store->plan.policy.p2p, a));
+        store_requests(q->store, a->storage, deferred_messages(&q->store->plan, a));
     const DeferredMessage m = {.place = op->place,
                                .number = op->number,
                                .peer = a->peer,

@@ -69,8 +69,8 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass,
                                    int64_t of_step) {
     return !e->store->plan.rows[a->storage].borrowed ? 0
-           : pass->training ? p2p_slot(e->store->plan.policy.p2p, a->use, of_step)
-                            : e->map->rule[a->storage].param_slot;
+           : pass->training ? p2p_slot(&e->store->plan.p2p, a->use, of_step)
+                            : e->map->rows[a->storage].param_slot;
 }
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
     return e->store->plan.rows[storage].borrowed ? store_acquire_borrowed(e->store, storage, slot)
@@ -84,7 +84,7 @@ static inline int64_t executor_step_version(const Executor *e, const Action *a) 
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool secondary) {
     if (e->store->plan.steps_overlap) {
-        store_broadcast(e->store, storage, e->map->rule[storage].param_slot, e->step);
+        store_broadcast(e->store, storage, e->map->rows[storage].param_slot, e->step);
     } else {
         store_prefetch(e->store, storage, version, secondary, e->step);
     }
@@ -153,10 +153,11 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         break;
     case ACT_STATS: overlap_run_stats(e, a, schedule, pass + a->step, of_step); break;
     case ACT_SEND_PART:
-    case ACT_RECV_PART:
-        store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer,
-                        of_step);
+    case ACT_RECV_PART: {
+        const StateMessage m = {action_sends(a->kind), a->storage, a->peer, of_step};
+        store_pass_part(e->store, &m, executor_micro(e, a));
         break;
+    }
     case ACT_SEND_STATS:
     case ACT_RECV_STATS: overlap_post_stats(e, a); break;
     default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);

@@ -32,7 +32,6 @@
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
-#include "state/sums.h"
 #include "state/update.h"
 
 // A message is complete before its rank is this many steps further: by then the rank has used
@@ -68,7 +67,7 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
     Overlap *o = e->overlap;
     OptimizerStep update = o->update[step & 1];
     double norm = o->norm, most = o->whole_clip;
-    if (!e->store->plan.policy.p2p->waits) {
+    if (!e->store->plan.p2p.waits) {
         ExactSum squares = {};
         if (e->store->plan.noise.on) { store_add_noise(e->store, storage, step); }
         store_measure(e->store, storage, storage + 1, step, &squares);
@@ -86,21 +85,20 @@ static inline void overlap_update(Executor *e, int storage, int64_t step) {
 static inline void overlap_run_deferred(void *executor, const DeferredOp *op) {
     Executor *e = (Executor *)executor;
     Store *s = e->store;
-    const P2p *p2p = s->plan.policy.p2p;
+    const P2p *p2p = &s->plan.p2p;
     const Action *a = &op->action;
-    const bool sends = action_sends(a->kind);
+    const StateMessage m = {action_sends(a->kind), a->storage, a->peer, a->step};
     switch (a->kind) {
     case ACT_REDUCE: store_add_sum(s, a->storage, op->micro, a->micro, a->step); break;
     case ACT_ADD: store_add_part(s, a->storage, a->micro, a->step); break;
     case ACT_UPDATE: overlap_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
-    case ACT_RECV_SUM: store_pass_sum(s, sends, a->storage, a->peer, a->step); break;
+    case ACT_RECV_SUM: store_pass_sum(s, &m); break;
     default:
         if (p2p->borrows) {
-            store_pass_borrowed(s, sends, a->storage, max_i64(0, a->version),
-                                p2p_slot(p2p, a->use, a->step), a->peer, a->step);
+            store_pass_borrowed(s, &m, max_i64(0, a->version), p2p_slot(p2p, a->use, a->step));
         } else {
-            store_pass_parameters(s, sends, a->storage, a->version, a->peer, a->step);
+            store_pass_parameters(s, &m, a->version);
         }
     }
 }
@@ -136,7 +134,7 @@ static inline void overlap_add_stats(Executor *e, const Schedule *schedule, cons
             pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
         o->stats_out.loss += pass->sample_losses[r] / targets;
     }
-    if (e->store->plan.policy.p2p->waits) {
+    if (e->store->plan.p2p.waits) {
         store_add_all_noise(e->store, step);
         store_measure(e->store, 0, e->model->storages, step, squares);
     }
@@ -155,7 +153,7 @@ static inline void overlap_run_stats(Executor *e, const Action *a, const Schedul
     memset(&o->stats_in, 0, sizeof o->stats_in);
     if (a->version == 0) { overlap_add_stats(e, schedule, pass, step); }
     if (first && o->stats_out.stop) {
-        o->stop_after = min_i64(o->stop_after, step + e->store->plan.policy.p2p->notice);
+        o->stop_after = min_i64(o->stop_after, step + e->store->plan.p2p.notice);
     }
     if (first) { o->stats_out.last = o->stop_after; }
     if (o->stats_out.last) {
@@ -196,7 +194,7 @@ static inline void overlap_open(Executor *e, const Program *window, const Cyclic
     e->queue.store = e->store;
     e->queue.run = overlap_run_deferred;
     e->queue.context = e;
-    if (e->store->plan.policy.p2p->deferred && comm_has_channels(e->comm) &&
+    if (e->store->plan.p2p.deferred && comm_has_channels(e->comm) &&
         OPEN_STEPS * messages <= COMM_MESSAGES) {
         deferred_open(&e->queue, window_order(window, cyclic, e->model, e->comm->rank));
     }

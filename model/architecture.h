@@ -100,25 +100,45 @@ typedef struct {
     int kept_in;
 } GradientSpec;
 
-// The kinds of operations. unit.h has a row for each.
-typedef enum {
-    OP_EMBEDDING,      // out = rows of params[0] by token [+ rows of params[1] by position]
-    OP_LAYERNORM,      // out = layernorm(in) with gain params[0] and bias params[1]
-    OP_ADD_LAYERNORM,  // out[1] = in[0] + in[1]; out[0] = layernorm(out[1])
-    OP_RMSNORM,        // out = rmsnorm(in) [with gain params[0]]
-    OP_ADD_RMSNORM,    // out[1] = in[0] + in[1]; out[0] = rmsnorm(out[1])
-    OP_LINEAR,         // out = in params[0]^T [+ params[1]]
-    OP_LINEAR_GELU,    // out[0] = in params[0]^T + params[1]; out[1] = GELU(out[0])
-    OP_LINEAR_OF_GELU, // OP_LINEAR, where in[0] = GELU(in[1]); its backward pass includes GELU's
-    OP_ROTARY,         // in = out: q and k turned by their positions
-    OP_HEAD_NORM,      // out = in, its q and k normed [with gains params[0], params[1]] and turned
-    OP_ATTENTION,      // out = causal attention(in)
-    OP_SWIGLU,         // out = silu(first half of in) * second half
-    OP_RELU2,          // out = max(in, 0)^2
-    OP_ADD,            // out = in[0] + in[1]
-    OP_CLASSIFIER,     // out = -log p(target) of the logits in params[0]^T
-    OP_KINDS
-} OpKindId;
+// The kinds of operations: what unit.h calls their functions, how many inputs, outputs, statistics
+// and parameters they have, and what they compute.
+// clang-format off
+//     kind           functions    in out stats params
+#define OP_TABLE(OP)                                                                               \
+    /* out = rows of params[0] by token [+ rows of params[1] by position] */                       \
+    OP(EMBEDDING,      EMBEDDING,   0, 1, 0, 2)                                                    \
+    /* out = layernorm(in) with gain params[0] and bias params[1] */                               \
+    OP(LAYERNORM,      LAYERNORM,   1, 1, 2, 2)                                                    \
+    /* out[1] = in[0] + in[1]; out[0] = layernorm(out[1]) */                                       \
+    OP(ADD_LAYERNORM,  LAYERNORM,   2, 2, 2, 2)                                                    \
+    /* out = rmsnorm(in) [with gain params[0]] */                                                  \
+    OP(RMSNORM,        RMSNORM,     1, 1, 1, 1)                                                    \
+    /* out[1] = in[0] + in[1]; out[0] = rmsnorm(out[1]) */                                         \
+    OP(ADD_RMSNORM,    RMSNORM,     2, 2, 1, 1)                                                    \
+    /* out = in params[0]^T [+ params[1]] */                                                       \
+    OP(LINEAR,         LINEAR,      1, 1, 0, 2)                                                    \
+    /* out[0] = in params[0]^T + params[1]; out[1] = GELU(out[0]) */                               \
+    OP(LINEAR_GELU,    LINEAR,      1, 2, 0, 2)                                                    \
+    /* OP_LINEAR, where in[0] = GELU(in[1]); its backward pass includes GELU's */                  \
+    OP(LINEAR_OF_GELU, LINEAR,      2, 1, 0, 2)                                                    \
+    /* in = out: q and k turned by their positions */                                              \
+    OP(ROTARY,         ROTARY,      1, 1, 0, 0)                                                    \
+    /* out = in, its q and k normed [with gains params[0], params[1]] and turned */                \
+    OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                    \
+    /* out = causal attention(in) */                                                               \
+    OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                    \
+    /* out = silu(first half of in) * second half */                                               \
+    OP(SWIGLU,         SWIGLU,      1, 1, 0, 0)                                                    \
+    /* out = max(in, 0)^2 */                                                                       \
+    OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
+    /* out = in[0] + in[1] */                                                                      \
+    OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
+    /* out = -log p(target) of the logits in params[0]^T */                                        \
+    OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)
+// clang-format on
+#define OP_KIND(KIND, ...) OP_##KIND,
+typedef enum { OP_TABLE(OP_KIND) OP_KINDS } OpKindId;
+#undef OP_KIND
 typedef struct {
     OpKindId kind;
     int in[2], out[2];

@@ -1,6 +1,6 @@
 // unit.h: the forward and backward passes of a unit, by walking through its table of operations
-// (architecture.h). `op_kinds` has a row for each kind of operation: how it computes its output,
-// the gradients of its inputs and of its parameters, and what each sample adds to these (dp.h).
+// (architecture.h). `op_kinds` says of each kind of operation how it computes its output, the
+// gradients of its inputs and of its parameters, and what each sample adds to these (dp.h).
 //
 // Backward  has two parts. The input part computes the gradient of the unit's input, without the
 //           gradients of parameters. The weight part computes those. It may run any time later,
@@ -8,7 +8,7 @@
 //           input part also computes the gradient of its table, because its logits exist only for a
 //           chunk of rows at a time. (dp.h has another exception.)
 //
-// A new kind of operation is a row of op_kinds, and its functions.
+// A new kind of operation is a row of OP_TABLE (architecture.h), and its functions.
 #ifndef UNIT_H
 #define UNIT_H
 
@@ -482,50 +482,34 @@ typedef enum {
     PARTS
 } OpPart;
 typedef struct {
-    const char *name;
     // NULL: the kind has no such part. A kind without parameters has only the first two.
     void (*part[PARTS])(const OpCall *o);
     // floating-point operations of the forward part, for one token of a sample of T tokens; NULL: 0
     double (*flops)(const GptModel *m, const UnitSpec *u, const OpNode *n, double T);
 } OpKind;
-static const OpKind op_kinds[OP_KINDS] = {
-    // dp.h has its parts of samples, since its table may be tied
-    {.name = "embedding", .part = {embedding_forward, NULL, embedding_backward_weight}},
-#define LAYERNORM                                                                                  \
-    {                                                                                              \
-        layernorm_forward, layernorm_backward_input, layernorm_backward_weight,                    \
-            layernorm_sample_norms, layernorm_sample_sum                                           \
-    }
-    {.name = "layernorm", .part = LAYERNORM},
-    {.name = "add + layernorm", .part = LAYERNORM},
-#define LINEAR                                                                                     \
-    {                                                                                              \
-        linear_forward, linear_backward_input, linear_backward_weight, linear_sample_norms,        \
-            linear_sample_sum                                                                      \
-    }
-#define RMSNORM                                                                                    \
-    {                                                                                              \
-        rmsnorm_forward, rmsnorm_backward_input, rmsnorm_backward_weight, rmsnorm_sample_norms,    \
-            rmsnorm_sample_sum                                                                     \
-    }
-    {.name = "rmsnorm", .part = RMSNORM},
-    {.name = "add + rmsnorm", .part = RMSNORM},
-    {.name = "linear", .part = LINEAR, .flops = linear_flops},
-    {.name = "linear + GELU", .part = LINEAR, .flops = linear_flops},
-    {.name = "linear of GELU", .part = LINEAR, .flops = linear_flops},
-    {.name = "rotary positions", .part = {rotary_forward, rotary_backward_input}},
-    {.name = "norms of heads",
-     .part = {qk_norm_forward, qk_norm_backward_input, qk_norm_backward_weight,
-              qk_norm_sample_norms, qk_norm_sample_sum}},
-    {.name = "attention",
-     .part = {attention_forward, attention_backward_input},
-     .flops = attention_flops},
-    {.name = "SwiGLU", .part = {swiglu_forward, swiglu_backward_input}},
-    {.name = "squared ReLU", .part = {relu2_forward, relu2_backward_input}},
-    {.name = "add", .part = {add_forward, add_backward_input}},
-    // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
-    {.name = "classifier", .part = {NULL, classifier_backward_input}, .flops = classifier_flops},
-};
+// clang-format off
+// dp.h has the embedding's parts of samples, since its table may be tied
+#define OPS_EMBEDDING  {.part = {embedding_forward, NULL, embedding_backward_weight}}
+#define OPS_LAYERNORM  {.part = {layernorm_forward, layernorm_backward_input,                      \
+                        layernorm_backward_weight, layernorm_sample_norms, layernorm_sample_sum}}
+#define OPS_RMSNORM    {.part = {rmsnorm_forward, rmsnorm_backward_input,                          \
+                        rmsnorm_backward_weight, rmsnorm_sample_norms, rmsnorm_sample_sum}}
+#define OPS_LINEAR     {.part = {linear_forward, linear_backward_input, linear_backward_weight,    \
+                        linear_sample_norms, linear_sample_sum}, .flops = linear_flops}
+#define OPS_ROTARY     {.part = {rotary_forward, rotary_backward_input}}
+#define OPS_HEAD_NORM  {.part = {qk_norm_forward, qk_norm_backward_input, qk_norm_backward_weight, \
+                        qk_norm_sample_norms, qk_norm_sample_sum}}
+#define OPS_ATTENTION  {.part = {attention_forward, attention_backward_input},                     \
+                        .flops = attention_flops}
+#define OPS_SWIGLU     {.part = {swiglu_forward, swiglu_backward_input}}
+#define OPS_RELU2      {.part = {relu2_forward, relu2_backward_input}}
+#define OPS_ADD        {.part = {add_forward, add_backward_input}}
+// unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
+#define OPS_CLASSIFIER {.part = {NULL, classifier_backward_input}, .flops = classifier_flops}
+// clang-format on
+#define OP_ROW(KIND, FUNCTIONS, ...) OPS_##FUNCTIONS,
+static const OpKind op_kinds[OP_KINDS] = {OP_TABLE(OP_ROW)};
+#undef OP_ROW
 
 // -------------------------------------------------------------------------------------------------
 // Passes over a unit

@@ -16,6 +16,7 @@
 #include "plan/option_pairs.h"
 #include "plan/plan.h"
 #include "plan/plan_make.h"
+#include "plan/state_plan.h"
 #include "plan/system.h"
 #include "state/disk.h"
 #include "state/planned.h"
@@ -68,8 +69,7 @@ static inline double memory_still_needed(const Plan *p, int64_t rows, bool recom
                              ceil_div(p->most_samples, p->machine->ranks->n) > rows;
     }
     Plan other = *p;
-    other.store =
-        store_plan(s->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->optimizer);
+    other.store = state_plan_as(s, s->ranks, &policy);
     predict_memory(&other, rows, recompute, memory);
     other.shape.rows = rows;
     const size_t host = ops_memory_apart() ? 0 : plan_offloaded_bytes(&other);

@@ -151,7 +151,7 @@ static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
 static inline ActionCost sum_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const double elements = slice_elements(c, store, a->storage);
-    const bool adds = store->rows[a->storage].rule.sum == SUM_IS_ADDED && store->sum_bytes;
+    const bool adds = store->rows[a->storage].sum == SUM_IS_ADDED && store->sum_bytes;
     ActionCost cost = link_cost(c, elements * sizeof(float));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;

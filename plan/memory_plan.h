@@ -28,6 +28,7 @@
 #include "plan/unit_times.h"
 #include "pseudo.h"
 #include "state/planned.h"
+#include "state/policy.h"
 
 typedef struct {
     Plan *first, *later;    // later: after delinking; NULL: the run does not delink
@@ -74,7 +75,6 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     const OffloadScope scope = offload_scope(p);
     c->offload.host = new_array(unsigned char, n, "offload");
     c->offload.disk = NULL;
-    c->offload.storages = p->model.storages;
     c->offload.gradients =
         o->offload == OFFLOAD_AUTO && !c->privacy.on && !p->store.policy.quantized_gradients;
     c->offload.delays = o->offload_delay;
@@ -84,16 +84,15 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
         offload_keep_gradients(&c->offload, &p->store);
     }
     do {
-        offload_fill(offload_tier(&c->offload, &scope, false), excess);
+        offload_until(offload_tier(&c->offload, &scope, false), excess);
     } while (offload_agree(c->offload.host, comm, p->model.storages));
 }
 // Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
 // for what the process still allocates before its memory is checked (check_budgets).
 static inline double host_excess(const Plan *p) {
     const size_t SLACK = 1 << 20, states = plan_offloaded_bytes(p) + store_scratch_bytes(&p->store);
-    const OffloadScope scope = offload_scope(p);
     return (p->machine->resident + p->config->delink_bytes) + (double)(SLACK + states) +
-           offload_disk_frees(&scope, &p->offload) -
+           offload_disk_frees(&p->store) -
            option_size("host-memory", p->config->options.host_memory);
 }
 // Of the offloaded states, puts on disk what exceeds the host's budget; without a budget, or if
@@ -109,7 +108,7 @@ static inline void choose_disk(Config *c, const Plan *p, bool all, Comm *comm) {
     const double excess = host_excess(p);
     if (all) { offload_all(offload_tier(&c->offload, &scope, true)); }
     do {
-        if (!all) { offload_fill(offload_tier(&c->offload, &scope, true), excess); }
+        if (!all) { offload_until(offload_tier(&c->offload, &scope, true), excess); }
     } while (offload_agree(c->offload.disk, comm, p->model.storages));
 }
 
@@ -154,57 +153,55 @@ static inline void check_cluster_moves(const Plan *p) {
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
 static inline void note_disk(RunPlans *plans, int number, const Plan *p, Rates *rates, Comm *comm) {
-    if (!p->offload.disk) { return; }
+    const Offload *o = p->store.policy.offload;
+    if (!o || !o->disk) { return; }
     plans->file_bytes[number] = max_i64(plans->file_bytes[number], store_disk_bytes(&p->store));
     if (p->machine->cluster.nodes) { return; }
-    check_disk(p->offload.folder, plans->file_bytes[0] + plans->file_bytes[1], comm);
+    check_disk(o->folder, plans->file_bytes[0] + plans->file_bytes[1], comm);
     if (!(rates->disk_bytes_per_s < INFINITY)) { measure_disk(rates, &p->store, comm); }
 }
 // Plans the delinked model that follows in this run.
-static inline void plan_delinked(RunPlans *plans, const ModelSpec *spec, Rates *rates, Comm *comm) {
+static inline void plan_delinked(RunPlans *plans, Rates *rates, Comm *comm) {
     const Plan *now = plans->first;
     const Options *o = &now->config->options;
     plans->config = *now->config;
     plans->config.offload.host = plans->config.offload.disk = NULL;
     plans->config.delink_bytes = delink_host_bytes(&now->store, o->delink_moments);
-    plans->spec = *spec;
-    plans->spec.model = gpt_model(spec->model.config);
+    plans->spec = *plans->asked;
+    plans->spec.model = gpt_model(plans->asked->model.config);
     plans->later = plan_make(&plans->config, now->machine, &plans->spec);
     plan_offloaded(&plans->later, &plans->config, &plans->spec, comm);
     note_disk(plans, 1, plans->later, rates, comm);
-    if (plans->later->offload.disk) { plan_again(&plans->later, &plans->config, &plans->spec); }
+    if (plans->config.offload.disk) { plan_again(&plans->later, &plans->config, &plans->spec); }
     needs_add(&plans->needs, &plans->later->predicted);
     if (!o->dry_run && !o->show_schedule) { check_memory(plans->later, comm); }
 }
 // Makes the final plan of the first model, with all that is known now, and that of the model that
 // follows.
-static inline void plan_models(RunPlans *plans, Config *c, const ModelSpec *spec, Rates *rates,
-                               Comm *comm) {
+static inline void plan_models(RunPlans *plans, Config *c, Rates *rates, Comm *comm) {
     memset(&plans->needs, 0, sizeof plans->needs);
     memset(plans->file_bytes, 0, sizeof plans->file_bytes);
-    plan_again(&plans->first, c, spec);
+    plan_again(&plans->first, c, plans->asked);
     needs_add(&plans->needs, &plans->first->predicted);
     note_disk(plans, 0, plans->first, rates, comm);
     plan_free(plans->later);
     free_all(plans->config.offload.host, plans->config.offload.disk);
     plans->later = NULL;
     plans->config.offload.host = plans->config.offload.disk = NULL;
-    if (options_switches(&c->options) && share_is(spec->model.share) &&
+    if (options_switches(&c->options) && share_is(plans->asked->model.share) &&
         !options_ends_shared(&c->options)) {
-        plan_delinked(plans, spec, rates, comm);
+        plan_delinked(plans, rates, comm);
     }
 }
-// Makes the plans of the run. draft: a plan with all states on the device; it is used up. *c
+// Makes the plans of the run from a draft: its first plan, with all states on the device. *c
 // receives which states are offloaded, *machine what is measured for that, and the time of the
 // model's units. All ranks call it. Ends the program (EXIT_RESOURCES) if budgets cannot be kept.
-static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, Machine *machine,
-                                       const ModelSpec *spec, Comm *comm, Stream *stream) {
+static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *machine, Comm *comm,
+                                       Stream *stream) {
     const Options *o = &c->options;
+    const ModelSpec *spec = plans->asked;
     Rates *rates = &machine->rates;
-    memset(plans, 0, sizeof *plans);
-    plans->first = draft;
-    plans->asked = spec;
-    measure_and_choose_updater(c, draft, rates, stream, comm);
+    measure_and_choose_updater(c, plans->first, rates, stream, comm);
     machine->resident = host_bytes("VmRSS:");
     plan_offloaded(&plans->first, c, spec, comm);
     note_disk(plans, 0, plans->first, rates, comm);
@@ -215,18 +212,17 @@ static inline void plan_within_budgets(RunPlans *plans, Plan *draft, Config *c, 
     // timing has made the process larger
     machine->resident = host_bytes("VmRSS:");
     if (c->offload.disk) {
-        const OffloadScope scope = offload_scope(plans->first);
-        const double frees = offload_disk_frees(&scope, &plans->first->offload);
+        const double frees = offload_disk_frees(&plans->first->store);
         if (comm_agree_max(comm, host_excess(plans->first) > frees)) {
             choose_disk(c, plans->first, false, comm);
         }
     }
-    plan_models(plans, c, spec, rates, comm);
+    plan_models(plans, c, rates, comm);
     // if the host cannot hold the states of two models, those of the shared model go to disk
     const double host = most_of_ranks(comm, plans->needs.host);
     if (c->offload.disk && plans->later && host > option_size("host-memory", o->host_memory)) {
         choose_disk(c, plans->first, true, comm);
-        plan_models(plans, c, spec, rates, comm);
+        plan_models(plans, c, rates, comm);
     }
     check_cluster_moves(plans->first);
     plan_prove(plans->first);

@@ -17,6 +17,9 @@
 #define ONLY_PRIVATE(X, name, field)                                                               \
     X(name, "dp-noise", GIVEN(field) && !PRIVATE,                                                  \
       "needs it or --dp-epsilon: else no run is private")
+// a flag that some optimizers do not have (state/optimizer.h)
+#define OF_OPTIMIZER(X, name, field)                                                               \
+    X(name, "optimizer", LACKS(field), "belongs to others: --help optimizer says to which")
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
@@ -97,16 +100,16 @@
       "nothing leaves the device: give --device-memory, or --offload optimizer")                   \
     X("cluster", "ranks-per-node", *o->cluster && GIVEN(ranks_per_node),                           \
       "the cluster says how many there are")                                                       \
-    X("momentum", "optimizer", LACKS(momentum),                                                    \
-      "only sgd has momentum; adamw has --beta1, muon --muon-momentum")                            \
-    X("nesterov", "optimizer", LACKS(nesterov), "muon always looks ahead")                         \
-    X("muon-lr", "optimizer",                                                                      \
-      LACKS(muon_lr) || LACKS(muon_momentum) || LACKS(muon_momentum_warmup) ||                     \
-          LACKS(muon_steps) || LACKS(muon_weight_decay),                                           \
-      "flags of muon need --optimizer muon")                                                       \
-    X("beta1", "optimizer", LACKS(beta1) || LACKS(beta2) || LACKS(eps),                            \
-      "--beta1, --beta2 and --eps belong to adamw (and to what muon leaves to it); sgd has "       \
-      "--momentum")                                                                                \
+    OF_OPTIMIZER(X, "beta1", beta1)                                                                \
+    OF_OPTIMIZER(X, "beta2", beta2)                                                                \
+    OF_OPTIMIZER(X, "eps", eps)                                                                    \
+    OF_OPTIMIZER(X, "nesterov", nesterov)                                                          \
+    OF_OPTIMIZER(X, "momentum", momentum)                                                          \
+    OF_OPTIMIZER(X, "muon-lr", muon_lr)                                                            \
+    OF_OPTIMIZER(X, "muon-momentum", muon_momentum)                                                \
+    OF_OPTIMIZER(X, "muon-momentum-warmup", muon_momentum_warmup)                                  \
+    OF_OPTIMIZER(X, "muon-steps", muon_steps)                                                      \
+    OF_OPTIMIZER(X, "muon-weight-decay", muon_weight_decay)                                        \
     X("profile-steps", "steps", options_profiles_beyond(o),                                        \
       "the run ends before")                                                                       \
     X("trace", "profile-steps", *o->trace && !*o->profile_steps && !o->show_schedule,              \
@@ -274,6 +277,7 @@ static inline const OptionPair *options_clash(const Options *o, const OptionsGiv
 #undef LACKS
 #undef PRIVATE
 #undef ONLY_PRIVATE
+#undef OF_OPTIMIZER
 
 static inline void options_print_compat(FILE *to) {
     fprintf(to, "Every combination of flags is accepted, but for these:\n");

@@ -25,6 +25,7 @@
 #include "plan/cluster.h"
 #include "plan/costs.h"
 #include "plan/rates.h"
+#include "plan/state_plan.h"
 #include "plan/system.h"
 #include "privacy/privacy.h"
 #include "schedule/actions.h"
@@ -93,10 +94,8 @@ typedef struct {
     PipelinePlan pipeline; // stages of units on ranks, micro-batches
     const Stage *stage;    // of this rank
     CyclicPlan cyclic;     // rule CYCLIC_OFF: not cyclic
-    P2p p2p;               // of the cyclic plan: what this rank stores and sends
     int64_t most_samples;  // of a step
     ExecutorShape shape;   // of this rank's micro-steps
-    Offload offload;       // host NULL: nothing is offloaded
     StatePlan store;       // where each state will be; run_open() allocates it
     // schedules of a training step (a private run makes one for each step: plan_program) and of one
     // validation batch
@@ -116,7 +115,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     const bool recompute = p->shape.recompute;
     const int alike = p->machine->cluster.nodes && !pipeline ? ranks : 1;
     Program program = {};
-    program.map = unit_map(&p->model, &p->store.policy, &p->pipeline.placement, p->shape.clip.on);
+    program.map = unit_map(&p->store, p->shape.clip.on);
     if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
     program.ranks = ranks / alike;
     program.rank = new_array(Schedule, program.ranks, "schedules");
@@ -136,7 +135,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     }
     if (training && recompute) { schedule_lower_recompute(&program); }
     if (training && p->shape.clip.flat && !pipeline) { schedule_lower_clip(&program); }
-    zero_lower(&program, &p->store.policy, training);
+    zero_lower(&program, training);
     if (training) { schedule_lower_stash(&program); }
     return program;
 }
@@ -241,8 +240,7 @@ static inline StageStores stage_stores_make(const Plan *p) {
         const Stage *stage = &placement->stage[i];
         if (stage == p->stage) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
-        s.stores[i] = store_plan(mine->model, &s.seen[i], placement, mine->policy, mine->dtype,
-                                 mine->wire, mine->optimizer);
+        s.stores[i] = state_plan_as(mine, &s.seen[i], &mine->policy);
         for (int k = 0; k < stage->replicas; k++) {
             if (stage->ranks[k] < ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
         }

@@ -18,6 +18,7 @@
 #include "options.h"
 #include "pipeline.h"
 #include "plan/plan.h"
+#include "plan/state_plan.h"
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
@@ -77,7 +78,6 @@ static inline void plan_cyclic(Plan *p) {
     p->cyclic = cyclic_plan(&c->options, &p->model, p->machine->ranks->n, c->samples,
                             c->options.micro_batch);
     p->cyclic.drawn = c->privacy.on;
-    p->p2p = cyclic_p2p(&p->cyclic, &p->model, me);
     p->shape.places = new_array(int64_t, units, "cyclic stages");
     p->shape.cut = new_array(bool, units, "cyclic stages");
     cyclic_activations(&p->cyclic, p->model.units, p->shape.places, p->shape.cut);
@@ -157,18 +157,6 @@ static inline void plan_clipping(Plan *p) {
 // -------------------------------------------------------------------------------------------------
 // States and schedules
 
-static inline void plan_offload(Plan *p) {
-    const Offload *asked = &p->config->offload;
-    const size_t n = p->model.storages;
-    if (!asked->host) { return; }
-    p->offload = *asked;
-    p->offload.host = new_array(unsigned char, 2 * n, "offload");
-    memcpy(p->offload.host, asked->host, n);
-    if (asked->disk) {
-        p->offload.disk = p->offload.host + n;
-        memcpy(p->offload.disk, asked->disk, n);
-    }
-}
 // Decides where each state will be.
 static inline void plan_states(Plan *p) {
     const Options *o = &p->config->options;
@@ -179,11 +167,11 @@ static inline void plan_states(Plan *p) {
     ZeroPolicy policy = zero_policy(o, accumulates, p->shape.clip.recomputes_logits);
     policy.forward_only = plan_only_forward(p);
     policy.matrices &= !policy.forward_only;
-    plan_offload(p);
-    if (p->cyclic.rule) { policy.p2p = &p->p2p; }
-    if (p->offload.host) { policy.offload = &p->offload; }
-    p->store = store_plan(&p->model, m->ranks, &p->pipeline.placement, policy, p->dtype,
-                          (DType)o->reduce_dtype, &optimizers[o->optimizer]);
+    if (p->cyclic.rule) { policy.cyclic = &p->cyclic; }
+    if (p->config->offload.host) { policy.offload = &p->config->offload; }
+    const MixedPrecision precision = {p->dtype, (DType)o->reduce_dtype};
+    p->store = state_plan(&p->model, m->ranks, &p->pipeline.placement, &policy, precision,
+                          &optimizers[o->optimizer]);
     p->store.stochastic = o->stochastic_rounding;
     p->store.seed = (uint64_t)o->seed;
     p->store.rates[RATE_EMBEDDING] = (float)o->lr_embedding;
@@ -269,11 +257,10 @@ static inline void plan_free(Plan *p) {
     program_free(&p->evaluation);
     if (p->cyclic.rule) {
         if (p->cyclic.mode == CYCLIC_MODEL) { placement_free(&p->pipeline.placement); }
-        p2p_free(&p->p2p, p->model.storages);
         cyclic_free(&p->cyclic);
         free_all(p->shape.places, p->shape.cut);
     }
-    free_all(p->offload.host, p);
+    free(p);
 }
 
 #endif

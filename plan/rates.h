@@ -439,7 +439,7 @@ static inline void measure_disk(Rates *rates, const StatePlan *s, Comm *comm) {
 // Returns whether the host updates its states faster than they move to the device and back, by the
 // rates of this rank. Both directions of the link work at once.
 static inline bool offload_host_is_faster(const Rates *r, const StatePlan *s) {
-    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + 4 * s->optimizer->moments,
+    const double states = optimizer_state_bytes(s->optimizer, s->dtype),
                  parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s,
                  gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);

@@ -44,9 +44,8 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     PlanModel model = plan_model_make(m->units);
     // a unit's output, and as much its gradient
     const double boundary = (shape->T * gpt_width(m)) * (double)dtype_size(shape->dtype);
-    // parameters in bf16 have a master copy
-    const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;
-    model.states = ((double)dtype_size(shape->dtype) + 4 + master + 4 * optimizer->moments) / 4;
+    const double states = optimizer_state_bytes(optimizer, shape->dtype);
+    model.states = ((double)dtype_size(shape->dtype) + 4 + states) / 4;
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
         int storages[2], n = gpt_unit_storages(m, u, storages);

@@ -40,6 +40,7 @@
 #include "planner/planner.h"
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
+#include "state/optimizer.h"
 
 enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
 // actions of pipelines that are simulated at most: some seconds
@@ -408,8 +409,7 @@ static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
     l.task.most_work = 1 << 19;
     l.computing = l.task;
     l.computing.model = &silent;
-    l.optimizer_bytes =
-        (shape.dtype == DTYPE_FP32 ? 0 : 4) + 4.0 * optimizers[o->optimizer].moments;
+    l.optimizer_bytes = optimizer_state_bytes(&optimizers[o->optimizer], shape.dtype);
     fit_list_pipelines(&l);
     fit_sort_pipelines(&l);
     f->actions = 0;

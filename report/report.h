@@ -39,6 +39,7 @@
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
+#include "zero.h"
 
 // -------------------------------------------------------------------------------------------------
 // Memory, traffic and offloaded states
@@ -166,9 +167,9 @@ static inline void show_schedule(const Plan *p) {
 static inline bool offload_sums_often(const StatePlan *s) {
     bool found = false;
     for (int i = 0; i < s->model->storages; i++) {
-        found |= s->rows[i].owners->all.n > 1 && s->rows[i].rule.reduces_often;
+        found |= s->rows[i].owners->all.n > 1 && s->rows[i].reduces_often;
     }
-    return found && s->policy.stage < 2 && zero_gradient_stage(&s->policy) >= 2;
+    return found && s->policy.stage < 2 && zero_gradient_stage(s) >= 2;
 }
 static inline void print_offload(const Plan *plan, int64_t disk) {
     const Prediction *p = &plan->predicted;
@@ -176,7 +177,7 @@ static inline void print_offload(const Plan *plan, int64_t disk) {
     int some = 0;
     if (!o) { return; }
     for (int i = 0; i < plan->model.storages; i++) {
-        some += o->host[i] && store_holds(&plan->store, i);
+        some += plan->store.rows[i].host && store_holds(&plan->store, i);
     }
     print_row("offload",
               "%.3f MiB of the host are for states of %d of %d storages, updated by the %s; a "

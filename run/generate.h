@@ -32,11 +32,11 @@ static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n,
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
-            if (e->store->plan.rows[storages[i]].rule.gathers) {
+            if (e->store->plan.rows[storages[i]].gathers) {
                 executor_prefetch(e, storages[i], version, true);
             }
             w.states.params[gpt_storage_class(m, storages[i])] =
-                executor_acquire(e, storages[i], version, e->map->rule[storages[i]].param_slot);
+                executor_acquire(e, storages[i], version, e->map->rows[storages[i]].param_slot);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {

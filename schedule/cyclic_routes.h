@@ -1,6 +1,6 @@
 // cyclic_routes.h: how sums of gradients and new parameters travel in Cyclic Data Parallelism
 // (cyclic.h): which rank sends what to which other rank in which slot, and what a rank stores
-// (state/policy.h: P2p).
+// (state/policy.h: P2p; state/table.h: P2pStorage).
 //
 // Sums       A micro-batch's gradient of a storage is computed in full, then added to the sum of
 //            those before: ((g_1 + g_2) + g_3) + ... This order is part of the definition, so all
@@ -29,7 +29,9 @@
 #include "base/base.h"
 #include "cyclic.h"
 #include "model/gpt.h"
+#include "state/planned.h"
 #include "state/policy.h"
+#include "state/table.h"
 
 // -------------------------------------------------------------------------------------------------
 // The way of new parameters
@@ -191,54 +193,94 @@ static inline int cyclic_places(const CyclicPlan *p, const ParamsMessages *h, in
 // -------------------------------------------------------------------------------------------------
 // What a rank stores and exchanges
 
-// Returns which states this rank keeps and exchanges. Pure, apart from memory: p2p_free() frees it.
-static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
-    const size_t n = m->storages;
-    ParamsMessages h = cyclic_route(p);
-    P2p r = {.rank = rank};
-    r.storage = new_array(P2pStorage, n, "p2p states");
-    r.stays = cyclic_stays(p, rank);
-    r.waits = p->waits;
-    r.sums = p->waits ? 2 : 1;
-    r.heads = p->untied ? 1 : cyclic_wte_gradients(p, rank);
-    r.grad_slots = p->mode == CYCLIC_DATA ? p->N : 2;
-    r.pieces = cyclic_pieces(p);
-    r.deferred = p->mode == CYCLIC_DATA;
-    r.borrows = p->mode == CYCLIC_ZERO;
-    r.stages = p->N;
-    r.uses = 2 * p->N - 1;
-    r.notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p);
+// Returns what a rank stores and exchanges.
+static inline P2p cyclic_p2p(const CyclicPlan *p, int rank) {
+    P2p r = {
+        .rank = rank,
+        .stays = cyclic_stays(p, rank),
+        .waits = p->waits,
+        .sums = p->waits ? 2 : 1,
+        .heads = p->untied ? 1 : cyclic_wte_gradients(p, rank),
+        .pieces = cyclic_pieces(p),
+        .grad_slots = p->mode == CYCLIC_DATA ? p->N : 2,
+        .borrows = p->mode == CYCLIC_ZERO,
+        .stages = p->N,
+        .uses = 2 * p->N - 1,
+        .deferred = p->mode == CYCLIC_DATA,
+        .notice = (cyclic_by_micro(p) ? 2 : 1) + cyclic_reports_later(p),
+    };
     r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
-    for (int i = 0; i < m->storages; i++) {
-        r.storage[i].taken = new_array(bool, p->ranks, "p2p states");
-    }
-    // The stage of a storage is that of its first unit, so the loop ends with it.
-    for (int u = m->units - 1, used[2]; u >= 0; u--) {
-        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
-            const int i = used[k];
-            const bool head =
-                u == m->units - 1 && !i && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
-            const int stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
-            if (r.borrows && u && !i) { continue; } // wte belongs to the first stage only
-            P2pStorage *x = &r.storage[i];
-            x->stage = stage;
-            for (int q = 0; q < p->ranks && !r.borrows; q++) {
-                x->taken[q] = x->taken[q] || cyclic_computes(p, q, head ? p->N - 1 : stage);
-            }
-            x->owner = cyclic_owner(p, stage);
-            x->keeper = r.borrows ? x->owner : cyclic_rank(p, 0, stage);
-            x->grad_slot = p->mode == CYCLIC_DATA ? stage : stage % 2;
-            x->places = (int)max_i64(x->places, cyclic_places(p, &h, rank, stage, head));
-            x->adds = r.borrows || x->taken[rank];
-            x->comes = x->owner == rank && (cyclic_by_micro(p) || cyclic_width(p, stage) > 1);
-        }
-    }
-    free(h.message);
+    r.made = r.stays ? STATE_MADE : r.joins_pieces ? STATE_PIECES : STATE_GRADIENT;
+    r.whole = !r.stays ? STATE_GRADIENT : r.joins_pieces ? STATE_PIECES : STATE_MADE;
     return r;
 }
-static inline void p2p_free(P2p *r, int storages) {
-    for (int i = 0; i < storages; i++) { free(r->storage[i].taken); }
-    free(r->storage);
+// Fills how the states of each storage travel: before the owners of storages are found.
+static inline void cyclic_fill_routes(StatePlan *s) {
+    const CyclicPlan *p = s->policy.cyclic;
+    const int N = p->N, ranks = p->ranks;
+    ParamsMessages h = cyclic_route(p);
+    int *places = new_array(int, (N + 1) * ranks, "p2p states"); // of wte, then of each stage
+    for (int k = 0; k < (N + 1) * ranks; k++) {
+        const int stage = (int)max_i64(0, k / ranks - 1);
+        places[k] = cyclic_places(p, &h, k % ranks, stage, false);
+    }
+    // the head uses wte, too; in mode zero it borrows it
+    const bool head = cyclic_rank(p, 0, N - 1) != cyclic_rank(p, 0, 0);
+    for (int q = 0; q < ranks && !p->untied && p->mode != CYCLIC_ZERO; q++) {
+        const int more = cyclic_places(p, &h, q, head ? 0 : N - 1, head);
+        places[q] = (int)max_i64(places[q], more);
+    }
+    free(h.message);
+    for (int i = 0; i < s->model->storages; i++) {
+        const int stage = cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(s->model, i) : 0),
+                  owner = cyclic_owner(p, stage);
+        const P2pStorage x = {
+            .owner = owner,
+            .keeper = p->mode == CYCLIC_ZERO ? owner : cyclic_rank(p, 0, stage),
+            .stage = stage,
+            .grad_slot = p->mode == CYCLIC_DATA ? stage : stage % 2,
+            .several = cyclic_by_micro(p) || cyclic_width(p, stage) > 1,
+            .places = places + (i ? stage + 1 : 0) * ranks,
+        };
+        s->rows[i].p2p = x;
+        s->rows[i].places = x.places[s->ranks->me];
+    }
+    s->p2p = cyclic_p2p(p, s->ranks->me);
+}
+// Returns the slot of borrowed parameters that a pass without training brings a storage into. The
+// two storages of a unit have different slots, since both must be there before the unit computes.
+static inline int borrowed_slot(const GptModel *m, int storage) {
+    return storage == m->classifier ? 0 : storage >= m->first_after ? 1 : storage % BORROWED_SLOTS;
+}
+// Fills how many versions of its p2p states a rank keeps, of the storages that it owns or computes
+// with, and in which slots. Owners keep their parameters, and send or lend them.
+static inline void cyclic_fill(StatePlan *s) {
+    const P2p *r = &s->p2p;
+    for (int i = 0; i < s->model->storages; i++) {
+        StorageRow *row = &s->rows[i];
+        State *x = row->states;
+        const bool owns = row_holds(row), adds = r->borrows || row->places > 0;
+        // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
+        // gradients before its own, which the first rank has none of
+        const bool before = !r->stays && owns && r->rank > 0;
+        const int made = r->stays && adds ? (i ? 1 : r->heads) : before,
+                  class_slot = r->borrows ? 0 : (int)gpt_storage_class(s->model, i);
+        row->gathers = r->borrows;
+        row->param_slot = r->borrows ? borrowed_slot(s->model, i) : -1;
+        row->reduces_often = true;
+        row->wave = -1;
+        row->borrowed = r->borrows && !owns;
+        x[STATE_MADE].place = x[STATE_RECEIVED].place = x[STATE_PIECES].place = PLACE_DEVICE;
+        x[STATE_PARAMETERS].versions = row->places;
+        x[STATE_GRADIENT].versions = owns ? r->sums : !r->stays && adds;
+        // the gradient of a borrowed wte exists from the head's part to the embedding's
+        x[STATE_MADE].versions = r->borrows ? !i : made;
+        x[STATE_RECEIVED].versions = owns && (r->borrows || row->p2p.several);
+        x[STATE_PIECES].versions = !r->borrows && r->joins_pieces && adds && (!r->stays || owns);
+        x[STATE_PARAMETERS].slot = x[STATE_GRADIENT].slot = 0;
+        x[STATE_MADE].slot = x[STATE_PIECES].slot = class_slot;
+        x[STATE_RECEIVED].slot = r->borrows ? 0 : row->p2p.grad_slot;
+    }
 }
 
 #endif

@@ -78,8 +78,7 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
                                ActionKind kind) {
     const UnitMap *map = &b->program->map;
     for (int k = 0; k < map->of_unit_count[use->unit]; k++) {
-        const int storage = map->of_unit[use->unit][k],
-                  stage = cyclic_stage_of_storage(b->plan, map, storage);
+        const int storage = map->of_unit[use->unit][k], stage = map->rows[storage].p2p.stage;
         Action a = cyclic_action(kind, -1, storage, -1, use->step);
         a.version = use->step - !cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), stage);
         a.use =
@@ -183,7 +182,7 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, StagePass at, int part, bo
 // Returns the part of a slot in which the parameters of a storage are sent: that of its unit's
 // backward pass; the last part if updates wait for the norm.
 static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
-    const Stage *units = &p->cut.stage[cyclic_stage_of_storage(p, map, storage)];
+    const Stage *units = &p->cut.stage[map->rows[storage].p2p.stage];
     if (p->mode != CYCLIC_DATA || p->waits) { return cyclic_parts(p) - 1; }
     return units->first_unit + units->units - 1 - cyclic_unit_of_storage(map, storage);
 }
@@ -206,7 +205,7 @@ static inline void cyclic_send_params(CyclicBuilder *b, int slot, int part, bool
             continue;
         }
         for (int storage = 0; storage < (h->head ? 1 : map->storages); storage++) {
-            if (cyclic_stage_of_storage(p, map, storage) != h->stage ||
+            if (map->rows[storage].p2p.stage != h->stage ||
                 cyclic_part_of_storage(p, map, storage) != part ||
                 (unread && unit_uses(map, 0, storage))) {
                 continue;
@@ -252,7 +251,7 @@ static inline void cyclic_add_stats(CyclicBuilder *b, int rank, bool whole, int 
     stats.version = whole;
     schedule_add(cyclic_list(b, rank), stats);
     for (int s = 0; p->waits && knows && s < b->program->map.storages; s++) {
-        if (cyclic_owner(p, cyclic_stage_of_storage(p, &b->program->map, s)) == rank) {
+        if (cyclic_owner(p, b->program->map.rows[s].p2p.stage) == rank) {
             cyclic_add(b, rank, ACT_UPDATE, s, -1, step);
         }
     }

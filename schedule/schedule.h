@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "dp.h"
 #include "schedule/actions.h"
-#include "state/policy.h"
+#include "state/table.h"
 
 // Actions of a rank, at most: enough for some ten thousand micro-batches of a large model.
 enum { SCHEDULE_MAX = 1 << 22 };
@@ -34,9 +34,9 @@ typedef struct {
     // embedding's action makes it, and this is ACTION_KINDS; if the embedding is on another stage,
     // TIED makes it. Weight parts make all other gradients.
     ActionKind head_maker;
-    int classifier;    // storage of the classifier's table
-    StorageRule *rule; // [storages] (state/planned.h)
-    bool copies;       // hpZ: a gather leaves secondary copies, which later gathers use
+    int classifier;         // storage of the classifier's table
+    const StorageRow *rows; // [storages] of a rank's plan, which must outlive the map; NULL: none
+    bool copies;            // hpZ: a gather leaves secondary copies, which later gathers use
     // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
     // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
@@ -108,7 +108,7 @@ static inline bool program_sends_norms(const Program *p, int unit) {
 
 // Does a storage's update have the parts DIRECT and ORTHOGONALISE before UPDATE?
 static inline bool map_has_matrices(const UnitMap *map, int storage) {
-    return map->rule && map->rule[storage].wave >= 0;
+    return map->rows && map->rows[storage].wave >= 0;
 }
 static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
     return (map->of_unit_count[unit] > 0 && map->of_unit[unit][0] == storage) ||
@@ -161,8 +161,7 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.rule, p->map.stage, p->map.stash,
-             p->limits);
+    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.stage, p->map.stash, p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.
@@ -378,7 +377,7 @@ static inline void schedule_print(FILE *to, const Program *p) {
             }
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
             if (a->secondary) { fprintf(to, " near"); }
-            if (a->storage >= 0 && p->map.rule && p->map.rule[a->storage].pieces &&
+            if (a->storage >= 0 && p->map.rows && p->map.rows[a->storage].pieces &&
                 action_is(a->kind, OF_PIECES)) {
                 fprintf(to, " piece %d", a->use);
             }

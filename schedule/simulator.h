@@ -21,6 +21,7 @@
 #include "schedule/schedule.h"
 #include "schedule/walk.h"
 #include "state/policy.h"
+#include "state/table.h"
 
 enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
 typedef struct {
@@ -69,8 +70,8 @@ static inline StorageTimes *simulator_storage(const Simulation *s, int rank, int
 }
 // Points to the time at which the buffer of a storage's gradient is free.
 static inline double *simulator_left(const Simulation *s, int rank, int storage) {
-    const StorageRule *rule = s->program->map.rule;
-    const int slot = rule ? rule[storage].grad_slot : -1;
+    const StorageRow *rows = s->program->map.rows;
+    const int slot = rows ? rows[storage].grad_slot : -1;
     return slot >= 0 ? &simulator_storage(s, rank, slot)->left_of_slot
                      : &simulator_storage(s, rank, storage)->left;
 }
@@ -153,12 +154,12 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
     if (a->kind == ACT_ORTHOGONALISE || a->kind == ACT_UPDATE) {
         simulator_wait(me, storage->matrices);
     }
-    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->rule &&
-        map->rule[a->storage].pieces) {
+    if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->rows &&
+        map->rows[a->storage].pieces) {
         simulator_wait(me, me->link);
     }
-    if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->rule &&
-        map->rule[a->storage].on_disk) {
+    if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->rows &&
+        map->rows[a->storage].disk) {
         simulator_wait(me, *simulator_came(me, 1));
     }
 }
@@ -194,8 +195,11 @@ static inline void simulator_leave(Simulation *s, int rank, const Action *a, dou
         if (map->cpu_update || map->delays) { storage->newest = done; }
         break;
     case ACT_REDUCE:
-    case ACT_EVICT_SUM: me->sums = fmax(me->sums, done); // fall through
-    case ACT_FETCH_SUM: *simulator_left(s, rank, a->storage) = done; break;
+    case ACT_EVICT_SUM:
+    case ACT_FETCH_SUM:
+        if (a->kind != ACT_FETCH_SUM) { me->sums = fmax(me->sums, done); }
+        *simulator_left(s, rank, a->storage) = done;
+        break;
     default: break;
     }
 }

@@ -26,6 +26,7 @@
 #include "schedule/cyclic_routes.h"
 #include "schedule/schedule.h"
 #include "state/policy.h"
+#include "state/table.h"
 
 // ROW(name, must be empty at the end, what it is called), and the numbers of a place
 // clang-format off
@@ -113,6 +114,10 @@ typedef struct {
     int64_t capacity;
 } TouchPlan;
 
+// Returns how the states of a storage travel, where steps overlap.
+static inline const P2pStorage *touch_p2p(const TouchPlan *p, int storage) {
+    return &p->program->map.rows[storage].p2p;
+}
 static inline uint64_t touch_name(uint64_t kind, int64_t a, int64_t b) {
     return mix64(mix64(mix64(kind + 1) ^ (uint64_t)a) ^ (uint64_t)b) | 1;
 }

@@ -91,9 +91,6 @@ static inline void touch_plan_gradients(TouchPlan *p) {
     touch_plan_sums(p);
 }
 static inline void touch_plan_free(TouchPlan *p) {
-    for (int r = 0; p->p2p && r < p->program->ranks; r++) {
-        p2p_free(&p->p2p[r], p->program->map.storages);
-    }
     free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole,
              p->before, p->row, p->head_rank, p->touch);
 }
@@ -104,13 +101,13 @@ static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
     TouchPlan p = {.program = of, .cyclic = cyclic, .model = model, .spans = 1};
     const size_t ranks = of->ranks, micros = max_i64(1, of->micro_batches);
     for (int s = 0; s < map->storages && !cyclic; s++) {
-        p.spans = map->rule[s].reduces_often ? (int)micros : p.spans;
+        p.spans = map->rows[s].reduces_often ? (int)micros : p.spans;
     }
     if (cyclic) {
         p.pieces = cyclic_pieces(cyclic);
         p.spans = pieces_of_step(&p.pieces);
         p.p2p = new_array(P2p, ranks, "touches");
-        for (size_t r = 0; r < ranks; r++) { p.p2p[r] = cyclic_p2p(cyclic, model, (int)r); }
+        for (size_t r = 0; r < ranks; r++) { p.p2p[r] = cyclic_p2p(cyclic, (int)r); }
         p.row = new_array(int64_t, 2 * micros, "touches");
         p.head_rank = new_array(int, micros, "touches");
         for (size_t i = 0; i < micros; i++) { p.head_rank[i] = -1; }

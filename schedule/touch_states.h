@@ -11,6 +11,7 @@
 #include "schedule/schedule.h"
 #include "schedule/touch.h"
 #include "state/policy.h"
+#include "state/table.h"
 
 // -------------------------------------------------------------------------------------------------
 // Parameters
@@ -22,9 +23,9 @@ static inline uint64_t touch_version_name(int storage, int64_t version) {
 static inline void touch_version(TouchPlan *p, int rank, int storage, int64_t version, int use,
                                  int64_t step) {
     const P2p *r = &p->p2p[rank];
-    if (!r->borrows || r->storage[storage].owner == rank) {
+    if (!r->borrows || touch_p2p(p, storage)->owner == rank) {
         touch_add(p, TOUCH_READ, RES_PARAMETERS, storage,
-                  touch_place(version, r->storage[storage].places),
+                  touch_place(version, touch_p2p(p, storage)->places[rank]),
                   touch_version_name(storage, version));
         return;
     }
@@ -44,8 +45,8 @@ static inline void touch_parameters(TouchPlan *p, int rank, const Action *x) {
             const CyclicPlan *c = p->cyclic;
             const int all = pieces_of_step(&p->pieces), at = x->micro % all;
             const int64_t step = x->micro / all;
-            version = max_i64(0, step - !cyclic_fresh(c, cyclic_micro(c, at),
-                                                      cyclic_stage_of_storage(c, map, s)));
+            version =
+                max_i64(0, step - !cyclic_fresh(c, cyclic_micro(c, at), map->rows[s].p2p.stage));
             touch_version(p, rank, s, version,
                           cyclic_use(c, cyclic_stage_of_unit(c, x->unit), x->kind != ACT_FORWARD),
                           step);
@@ -60,26 +61,26 @@ static inline void touch_gather(TouchPlan *p, const Action *x) {
     const bool slices = !x->secondary || p->program->forward_only;
     if (x->secondary) { touch_add(p, TOUCH_READ, RES_COPIES, x->storage, 0, version); }
     if (slices) { touch_add(p, TOUCH_READ, RES_NEWEST, x->storage, 0, version); }
-    if (!map->rule[x->storage].gathers) { // it stays whole, and follows the update
+    if (!map->rows[x->storage].gathers) { // it stays whole, and follows the update
         touch_add(p, TOUCH_TAKE, RES_PARAMETERS, -1 - x->storage, 0, version);
         return;
     }
     touch_unused(p, RES_HELD, x->storage);
-    touch_add(p, TOUCH_TAKE, RES_GATHERED, touch_slot(map->rule[x->storage].param_slot, x->storage),
+    touch_add(p, TOUCH_TAKE, RES_GATHERED, touch_slot(map->rows[x->storage].param_slot, x->storage),
               0, version);
     if (map->copies && slices) { touch_add(p, TOUCH_WRITE, RES_COPIES, x->storage, 0, version); }
 }
 // ACQUIRE and RELEASE.
 static inline void touch_hold(TouchPlan *p, int rank, const Action *x) {
     const UnitMap *map = &p->program->map;
-    const bool acquires = x->kind == ACT_ACQUIRE, gathers = map->rule[x->storage].gathers;
+    const bool acquires = x->kind == ACT_ACQUIRE, gathers = map->rows[x->storage].gathers;
     const uint64_t version = touch_version_name(x->storage, x->version);
     touch_add(p, acquires ? TOUCH_TAKE : TOUCH_FREE, RES_HELD, x->storage, 0, version);
     if (p->cyclic) {
         if (acquires) { touch_version(p, rank, x->storage, x->version, x->use, x->step); }
     } else if (gathers) {
         touch_add(p, acquires ? TOUCH_READ : TOUCH_FREE, RES_GATHERED,
-                  touch_slot(map->rule[x->storage].param_slot, x->storage), 0, version);
+                  touch_slot(map->rows[x->storage].param_slot, x->storage), 0, version);
     } else if (acquires) {
         touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - x->storage, 0, version);
     }
@@ -95,7 +96,7 @@ static inline void touch_pass_parameters(TouchPlan *p, int rank, const Action *x
     const P2p *r = &p->p2p[rank];
     touch_channel(p, x);
     const uint64_t version = touch_version_name(x->storage, x->version);
-    const int64_t place = touch_place(x->version, r->storage[x->storage].places);
+    const int64_t place = touch_place(x->version, touch_p2p(p, x->storage)->places[rank]);
     if (action_sends(x->kind)) {
         touch_add(p, TOUCH_READ, RES_PARAMETERS, x->storage, place, version);
     } else if (r->borrows) {
@@ -116,7 +117,7 @@ static inline void touch_pass_parameters(TouchPlan *p, int rank, const Action *x
 // The amounts that a gradient needs: of a span, and with the earlier spans of its step.
 static inline int64_t touch_span(const TouchPlan *p, int rank, int storage, int micro) {
     const UnitMap *map = &p->program->map;
-    const int span = p->cyclic || (map->rule[storage].reduces_often && micro > 0) ? micro : 0;
+    const int span = p->cyclic || (map->rows[storage].reduces_often && micro > 0) ? micro : 0;
     return (p->cyclic ? span : rank * p->spans + (int64_t)span) * map->storages + storage;
 }
 // The amount of the gradient of a storage of the micro-batches 0 .. k of a step.
@@ -131,7 +132,7 @@ static inline uint64_t touch_step_sum(const TouchPlan *p, int rank, int storage)
 }
 
 // Where steps overlap: the buffer of a piece's gradient, and of its whole micro-batch's
-// (state/sums.h: store_gradient_buffer).
+// (state/p2p.h: store_piece_gradient).
 typedef struct {
     int64_t a, b;
 } Buffer;
@@ -148,7 +149,7 @@ static inline Buffer touch_buffer(int64_t a, int64_t b) {
 }
 static inline Buffer touch_whole_of_step(const TouchPlan *p, int rank, int s, int64_t step) {
     const P2p *r = &p->p2p[rank];
-    const bool second = r->storage[s].owner == rank && step % r->sums;
+    const bool second = touch_p2p(p, s)->owner == rank && step % r->sums;
     return touch_buffer(second            ? BUFFER_SECOND
                         : r->joins_pieces ? BUFFER_OF_PIECES
                                           : BUFFER_OF_STORAGE,
@@ -203,13 +204,13 @@ static inline void touch_end_piece(TouchPlan *p, int rank, const Action *x) {
     const P2p *r = &p->p2p[rank];
     const int s = x->storage, in = piece_micro(&p->pieces, x->micro % p->spans);
     const bool ends = piece_is_last(&p->pieces, x->micro % p->spans),
-               owns = r->storage[s].owner == rank;
+               owns = touch_p2p(p, s)->owner == rank;
     const Buffer making = touch_making(p, rank, s, x->micro),
                  at = touch_whole(p, rank, s, x->micro);
     const uint64_t pieces = touch_name(NAME_PIECES, s, x->step * p->spans + in);
     if (r->borrows && s && p->whole[touch_span(p, rank, s, x->micro)]) {
-        touch_any(touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, r->storage[s].grad_slot, 0,
-                            touch_name(RES_GRADIENT_SLOT, r->storage[s].stage, x->micro)));
+        touch_any(touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, touch_p2p(p, s)->grad_slot, 0,
+                            touch_name(RES_GRADIENT_SLOT, touch_p2p(p, s)->stage, x->micro)));
     }
     touch_gradient(p, TOUCH_FREE, making, touch_name(RES_GRADIENT, s, x->micro),
                    p->whole[touch_span(p, rank, s, x->micro)])
@@ -269,13 +270,15 @@ static inline void touch_pass_gradient(TouchPlan *p, int rank, const Action *x) 
     const uint64_t what = touch_name(NAME_COMPLETE, x->storage, x->micro);
     touch_channel(p, x);
     if (!sends) {
+        const P2pStorage *of = touch_p2p(p, x->storage);
         touch_carry(touch_add(p, TOUCH_TAKE, RES_COMING, x->storage,
-                              r->storage[x->storage].comes ? 0 : -1, what));
+                              of->owner == rank && of->several ? 0 : -1, what));
         return;
     }
     if (r->borrows && x->storage && p->whole[touch_span(p, rank, x->storage, x->micro)]) {
-        touch_any(touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, r->storage[x->storage].grad_slot, 0,
-                            touch_name(RES_GRADIENT_SLOT, r->storage[x->storage].stage, x->micro)));
+        touch_any(
+            touch_add(p, TOUCH_READ, RES_GRADIENT_SLOT, touch_p2p(p, x->storage)->grad_slot, 0,
+                      touch_name(RES_GRADIENT_SLOT, touch_p2p(p, x->storage)->stage, x->micro)));
     }
     const int in = piece_micro(&p->pieces, x->micro % p->spans);
     touch_gradient(p, TOUCH_FREE, touch_whole(p, rank, x->storage, x->micro), what,
@@ -292,32 +295,32 @@ static inline void touch_contributions(TouchPlan *p, int rank, const Action *x) 
         const P2p *r = p->cyclic ? &p->p2p[rank] : NULL;
         if (!action_contributes(map, x, s)) { continue; }
         const bool by_step =
-            !r && (!map->rule[s].reduces_often || map->rule[s].sum == SUM_COMES_BACK);
+            !r && (!map->rows[s].reduces_often || map->rows[s].sum == SUM_COMES_BACK);
         const Buffer at = r ? touch_making(p, rank, s, x->micro)
-                            : touch_buffer(touch_slot(map->rule[s].grad_slot, s), 0);
+                            : touch_buffer(touch_slot(map->rows[s].grad_slot, s), 0);
         Touch *t = touch_rows(p, TOUCH_ADD, RES_GRADIENT, at.a, at.b,
                               touch_name(RES_GRADIENT, s, by_step ? 0 : x->micro), x);
         t->scale = touch_contribution(x->unit, s);
         t->order = x->micro;
         if (r && r->borrows && s) {
-            touch_add(p, TOUCH_WRITE, RES_GRADIENT_SLOT, r->storage[s].grad_slot, 0,
-                      touch_name(RES_GRADIENT_SLOT, r->storage[s].stage, x->micro));
+            touch_add(p, TOUCH_WRITE, RES_GRADIENT_SLOT, touch_p2p(p, s)->grad_slot, 0,
+                      touch_name(RES_GRADIENT_SLOT, touch_p2p(p, s)->stage, x->micro));
         }
     }
 }
 // REDUCE. The storages of a bucket follow each other. A sum on the host is reduced in its slot.
 static inline void touch_reduce(TouchPlan *p, int rank, const Action *x) {
     const UnitMap *map = &p->program->map;
-    const int s = x->storage, bucket = map->rule[s].bucket;
-    const SumPlace place = map->rule[s].sum;
+    const int s = x->storage, bucket = map->rows[s].bucket;
+    const SumPlace place = map->rows[s].sum;
     const int64_t span = touch_span(p, rank, s, x->micro);
-    const bool by_step = !map->rule[s].reduces_often || place == SUM_COMES_BACK;
+    const bool by_step = !map->rows[s].reduces_often || place == SUM_COMES_BACK;
     const uint64_t what = touch_name(RES_GRADIENT, s, by_step ? 0 : x->micro);
-    const int64_t slot = touch_slot(map->rule[s].grad_slot, s);
+    const int64_t slot = touch_slot(map->rows[s].grad_slot, s);
     if (bucket >= 0 && s != bucket) {
         touch_add(p, TOUCH_FREE, RES_BUCKET, 0, 0, touch_name(RES_BUCKET, s, x->micro));
     }
-    if (bucket >= 0 && s && map->rule[s - 1].bucket == bucket) {
+    if (bucket >= 0 && s && map->rows[s - 1].bucket == bucket) {
         touch_add(p, TOUCH_TAKE, RES_BUCKET, 0, 0, touch_name(RES_BUCKET, s - 1, x->micro));
     }
     touch_amounts(touch_add(p, TOUCH_FREE, RES_GRADIENT, slot, 0, what),
@@ -333,8 +336,8 @@ static inline void touch_reduce(TouchPlan *p, int rank, const Action *x) {
 static inline void touch_move_sum(TouchPlan *p, const Action *x) {
     const UnitMap *map = &p->program->map;
     const int s = x->storage;
-    const bool comes_back = map->rule[s].sum == SUM_COMES_BACK;
-    const int64_t slot = touch_slot(map->rule[s].grad_slot, s);
+    const bool comes_back = map->rows[s].sum == SUM_COMES_BACK;
+    const int64_t slot = touch_slot(map->rows[s].grad_slot, s);
     const uint64_t sum = touch_name(RES_SUM, s, 0);
     if (x->kind == ACT_FETCH_SUM) {
         touch_any(touch_add(p, TOUCH_READ, RES_HOST_SUM, s, 0, sum));
@@ -348,7 +351,7 @@ static inline void touch_move_sum(TouchPlan *p, const Action *x) {
 // The complete sum of a storage, before NORM or an update.
 static inline void touch_whole_sum(TouchPlan *p, TouchUse use, int rank, int s) {
     const UnitMap *map = &p->program->map;
-    const bool on_host = map->rule[s].sum != SUM_STAYS;
+    const bool on_host = map->rows[s].sum != SUM_STAYS;
     touch_amounts(
         touch_add(p, use, on_host ? RES_HOST_SUM : RES_SUM, s, 0, touch_name(RES_SUM, s, 0)),
         touch_step_sum(p, rank, s));
@@ -372,7 +375,7 @@ static inline void touch_updated(TouchPlan *p, int rank, int s) {
     if (!p->program->map.delays) { touch_whole_sum(p, TOUCH_FREE, rank, s); }
     touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, touch_version_name(s, 0));
     touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, touch_version_name(s, 1));
-    if (!p->program->map.rule[s].gathers) {
+    if (!p->program->map.rows[s].gathers) {
         touch_add(p, TOUCH_FREE, RES_PARAMETERS, -1 - s, 0, touch_version_name(s, 0));
     }
 }
@@ -380,7 +383,7 @@ typedef enum { PIECES_READ, PIECES_BEGUN, PIECES_MADE, PIECES_ENDED, PIECES_WRIT
 // Pieces come in order. Returns whether this is the last one of the step.
 static inline int touch_pieces(const TouchPlan *p, int s) {
     const UnitMap *map = &p->program->map;
-    return map->rule[s].pieces * (map_has_matrices(map, s) ? 2 : 1);
+    return map->rows[s].pieces * (map_has_matrices(map, s) ? 2 : 1);
 }
 static inline bool touch_count(TouchPlan *p, CountedPieces counted, const Action *x) {
     touch_amounts(touch_add(p, TOUCH_READ, RES_COUNT, counted, x->storage, 1), x->use);
@@ -399,8 +402,8 @@ static inline void touch_piece(TouchPlan *p, Resource of, const Action *x, int f
 static inline void touch_move(TouchPlan *p, int rank, const Action *x) {
     const UnitMap *map = &p->program->map;
     const bool begins = (x->kind == ACT_EVICT) == map->cpu_update,
-               on_disk = map->rule[x->storage].on_disk;
-    const SumPlace sums = map->rule[x->storage].sum;
+               on_disk = map->rows[x->storage].disk;
+    const SumPlace sums = map->rows[x->storage].sum;
     const bool last = touch_count(p, begins ? PIECES_BEGUN : PIECES_ENDED, x);
     if (map->delays) { // updated as a whole
         const uint64_t made = touch_name(RES_PIECE, x->storage, PIECE_MADE);
@@ -448,7 +451,7 @@ static inline void touch_update(TouchPlan *p, int rank, const Action *x) {
     touch_whole_sum(p, TOUCH_READ, rank, s);
     if (pieces) {
         touch_piece(p, RES_PIECE, x, PIECE_COMES, PIECE_MADE);
-        if (map->rule[s].on_disk) {
+        if (map->rows[s].disk) {
             touch_add(p, TOUCH_READ, RES_DISK_PIECE, s, x->use,
                       touch_name(RES_DISK_PIECE, s, PIECE_COMES));
         }
@@ -487,11 +490,12 @@ static inline void touch_make_version(TouchPlan *p, int rank, const Action *x) {
     } else {
         touch_add(p, TOUCH_WRITE, RES_SQUARES, x->step % 2, s, touch_name(RES_SQUARES, x->step, s));
     }
-    touch_amounts(touch_add(p, TOUCH_READ, RES_NEWEST, s, r->storage[s].owner == rank ? 0 : -1, 1),
-                  x->step);
+    touch_amounts(
+        touch_add(p, TOUCH_READ, RES_NEWEST, s, touch_p2p(p, s)->owner == rank ? 0 : -1, 1),
+        x->step);
     touch_amounts(touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, 1), version);
-    touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s, touch_place(version, r->storage[s].places),
-              touch_version_name(s, version));
+    touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s,
+              touch_place(version, touch_p2p(p, s)->places[rank]), touch_version_name(s, version));
 }
 // STATS: version 0 adds what this rank knows of a step to what it has received; 1 has heard of all.
 static inline void touch_stats(TouchPlan *p, int rank, const Action *x) {
@@ -506,7 +510,7 @@ static inline void touch_stats(TouchPlan *p, int rank, const Action *x) {
         }
     }
     for (int s = 0; !whole && s < p->program->map.storages; s++) {
-        if (r->storage[s].owner != rank) { continue; }
+        if (touch_p2p(p, s)->owner != rank) { continue; }
         if (r->waits) {
             touch_complete(p, TOUCH_READ, rank, s, x->step);
         } else {

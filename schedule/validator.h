@@ -171,7 +171,7 @@ static inline bool validator_in_range(const Validator *c, int rank, const Action
         return false;
     }
     const bool of_micro = of_unit || piece || action_is(a->kind, OF_MICRO) ||
-                          (a->kind == ACT_REDUCE && of->map.rule[a->storage].reduces_often);
+                          (a->kind == ACT_REDUCE && of->map.rows[a->storage].reduces_often);
     const int step = p->cyclic ? of->micro_batches / p->spans : 0;
     if (of_unit && (a->unit < 0 || a->unit >= of->map.units || a->rows < 0 || a->first_row < 0 ||
                     a->rows > of->samples || a->first_row > of->samples - a->rows)) {
@@ -222,13 +222,13 @@ static inline void validator_begin(Validator *c) {
         for (int s = 0; s < map->storages; s++) {
             const uint64_t version = touch_version_name(s, 0);
             if (p->cyclic) {
-                if (p->p2p[r].storage[s].places) {
+                if (touch_p2p(p, s)->places[r]) {
                     touch_add(p, TOUCH_WRITE, RES_PARAMETERS, s, 0, version);
                 }
                 continue;
             }
             touch_add(p, TOUCH_WRITE, RES_NEWEST, s, 0, version);
-            if (!map->rule[s].gathers) {
+            if (!map->rows[s].gathers) {
                 touch_add(p, TOUCH_WRITE, RES_PARAMETERS, -1 - s, 0, version);
             }
             if (map->copies && p->program->forward_only) {
@@ -250,7 +250,7 @@ static inline void validator_needs(TouchPlan *p, int rank) {
     for (int s = 0; s < map->storages && !of->forward_only; s++) {
         const uint64_t version = touch_version_name(s, steps);
         if (p->cyclic) {
-            const int places = p->p2p[rank].storage[s].places;
+            const int places = touch_p2p(p, s)->places[rank];
             if (places) {
                 touch_add(p, TOUCH_READ, RES_PARAMETERS, s, touch_place(steps, places), version);
             }
@@ -258,7 +258,7 @@ static inline void validator_needs(TouchPlan *p, int rank) {
         }
         if (!p->member[rank * map->storages + s]) { continue; }
         touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, version);
-        if (!map->rule[s].gathers) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
+        if (!map->rows[s].gathers) { touch_add(p, TOUCH_READ, RES_PARAMETERS, -1 - s, 0, version); }
         if (map->delays) { touch_whole_sum(p, TOUCH_READ, rank, s); }
     }
     if (p->cyclic) {

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """What the compiled GPU code says of its speed, for docs/gpu.md: no GPU is needed.
 
-    scripts/gpu_table.py [--work FOLDER] [--write docs/gpu.md] [--estimates FILE]
+    scripts/gpu_table.py [--work FOLDER] [--write docs/gpu.md] [--kernels FILE] [--estimates FILE]
 
 Compiles train_gpt.cu for sm_90, reads registers, spills and shared memory from ptxas and
 instructions from cuobjdump -sass (both of the CUDA toolkit; c++filt names the kernels), adds the
 formulas below for what each kernel moves, and estimates training steps on an H100 and an H200.
 --work keeps what was compiled, and a second run with the same FOLDER takes it from there. --write
-replaces the part of the page between its two marks; without it that part is printed. --estimates
-writes the steps, which results_page() puts beside what gpu_ten.py has measured.
+replaces the part of the page between its two marks; without it that part is printed. --kernels
+writes the tables of kernels (docs/results/logs/gpu_kernels.txt), --estimates the steps, which
+results_page() puts beside what gpu_ten.py has measured.
 """
 
 import argparse
@@ -369,10 +370,14 @@ def part_rows(code):
 
 
 def part_of_page(code):
-    spills = sorted(f"`{name}`" for name, c in code.items() if c.stores + c.loads)
     head, *rows = part_rows(code)
+    title = "### Parts of a step, ms, estimated for an H100"
+    return "\n".join([BEGIN, title, "", *table(head, rows)]) + END
+
+
+def kernel_tables(code):
+    spills = sorted(f"`{name}`" for name, c in code.items() if c.stores + c.loads)
     lines = [
-        BEGIN,
         "### Resources and instructions",
         "",
         "Of one thread: registers, spilled bytes (stores / loads). Of a block: static shared memory"
@@ -393,8 +398,7 @@ def part_of_page(code):
             ["kernel", "calls", "in each", "MB", "us, one call", "bound by", "ms, all calls"],
             time_rows(code, m),
         )
-    lines += ["### Parts of a step, ms, estimated for an H100", "", *table(head, rows)]
-    return "\n".join(lines) + END
+    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -539,6 +543,7 @@ def main():
     )
     parser.add_argument("--work", metavar="FOLDER", help="where to keep what is compiled")
     parser.add_argument("--write", metavar="PAGE", help="the page whose marked part is replaced")
+    parser.add_argument("--kernels", metavar="FILE", help="the tables of kernels")
     parser.add_argument("--estimates", metavar="FILE", help="JSON of the estimated steps")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -548,6 +553,9 @@ def main():
     if options.estimates:
         with open(options.estimates, "w") as file:
             file.write(json.dumps(estimates(code), indent=1) + "\n")
+    if options.kernels:
+        with open(options.kernels, "w") as file:
+            file.write(kernel_tables(code))
     if not options.write:
         print(part_of_page(code))
         return 0

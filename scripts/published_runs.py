@@ -5,6 +5,7 @@ predicts for the same runs.
     scripts/published_runs.py          prints the table; exit status 1 where a row that nothing was
                                        fitted to misses the goal of 15 %
     scripts/published_runs.py --all    prints every row of MPT, also those of the fit
+                                       (docs/results/logs/published_runs.txt has the table)
     scripts/published_runs.py --fit    finds the fitted constants again (some minutes, needs numpy)
 
 The runs are those that this program can express: data parallelism and ZeRO, without tensor

@@ -4,7 +4,8 @@ published.
 
     scripts/zeropp_bars.py           prints the fit set and every hold-out set apart, and for each
                                      the median and the largest error; exit status 1 where a bar is
-                                     missed by more than 15 %
+                                     missed by more than 15 %; docs/results/logs/zeropp_bars.txt
+                                     has what it prints
     scripts/zeropp_bars.py --bars    only the bars, without the logs and the runs of others
     scripts/zeropp_bars.py --draw FILE    also draws the bars, a panel for each row of the table
     scripts/zeropp_bars.py --fit     finds the constants again, from the bars of FIT_ROW alone
@@ -31,7 +32,7 @@ and one for messages. Its constants are here:
             ahead
 
 Fit set: the 8 bars of FIT_ROW. Hold-out sets, from the cleanest to the least clean:
-    runs of others        the rows of docs/results/published.md to which nothing is fitted: other
+    runs of others        the runs of docs/results/published.md to which nothing is fitted: other
                           programs and GPUs, with constants of their own (published_runs.py)
     alike                 the other 32 bars, without overlap for any model, so no bar outside
                           FIT_ROW decided anything. (One overlap for all models cannot be fitted

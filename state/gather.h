@@ -44,7 +44,7 @@ static inline ZeroMessage store_gather_message(const StatePlan *s, int storage, 
     const SliceKind slices = secondary ? SLICES_SECONDARY : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
     const ProcessGroup *process_group = s->rows[storage].owners;
     ZeroMessage m = {COMM_ALL_GATHER, secondary ? &process_group->partition : &process_group->all,
-                     layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+                     s->rows[storage].slices[slices], coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
 // Returns the exchange of a storage's directions: home, or (back) to their slices.
@@ -61,8 +61,8 @@ static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMes
     ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage),
                          dtype_size(s->wire)};
     m[0] = plain;
-    if (s->rows[storage].bucket < 0) { return 1; }
-    const Bucket *b = &s->buckets[s->rows[storage].bucket];
+    const Bucket *b = s->rows[storage].exchange_bucket;
+    if (!b) { return 1; }
     const int hops = storage > b->last ? 0 : bucket_hops(b);
     for (int h = 0; h < hops; h++) {
         const ZeroMessage hop = {COMM_ALL_TO_ALL, b->hop[h].group, b->hop[h].to, 1};
@@ -76,11 +76,10 @@ static inline int store_reduce_messages(const StatePlan *s, int storage, ZeroMes
 static inline double quantization_traffic(const StatePlan *s, int storage, bool reduces,
                                           bool secondary) {
     double elements = gpt_storage_elements(s->model, storage), size = dtype_size(s->dtype);
-    const int64_t *records =
-        layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
+    const int64_t *records = s->rows[storage].slices[reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS];
     double coded = records[s->rows[storage].owners->all.n];
     // written, summed inside the node, written again, summed; the second part is small
-    if (reduces) { return s->rows[storage].bucket < 0 ? 0 : elements * 4 + 3 * coded; }
+    if (reduces) { return s->rows[storage].exchange_bucket ? elements * 4 + 3 * coded : 0; }
     double kept = store_place(s, STATE_SECONDARY, storage) == PLACE_DEVICE && !secondary
                       ? elements * 2 * size / s->rows[storage].owners->partition.n
                       : 0;
@@ -99,7 +98,7 @@ static inline void store_slice_changed(Store *s, int storage) {
 }
 // Returns the link that copies parameters on the host to their slot on the device.
 static inline Stream *store_param_link(Store *s, int storage) {
-    const int slot = s->plan.rows[storage].rule.param_slot;
+    const int slot = s->plan.rows[storage].param_slot;
     assert(slot >= 0); // these blocks share slots
     return &s->memory.param_link[slot];
 }
@@ -148,7 +147,7 @@ static inline void store_unpack_arrived(Store *s, int storage) {
                        gpt_storage_elements(s->plan.model, storage), s->plan.policy.weights);
     }
     if (store_place(&s->plan, STATE_SECONDARY, storage) != PLACE_DEVICE) { return; }
-    const int64_t *bounds = layout_slices(&s->plan.layout, SLICES_SECONDARY, storage),
+    const int64_t *bounds = s->plan.rows[storage].slices[SLICES_SECONDARY],
                   me = s->plan.rows[storage].owners->partition.me, size = dtype_size(s->plan.dtype);
     ops_copy(s->memory.stream, store_at(s, STATE_SECONDARY, storage, 0), whole + bounds[me] * size,
              (size_t)(slice_length(bounds, (int)me) * size));
@@ -165,8 +164,8 @@ static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     StorageProgress *p = &s->flight.progress[storage];
     const StorageRow *row = &s->plan.rows[storage];
-    const bool by_messages = row->p2p.places > 0;
-    assert(by_messages || (version == p->updates && (!row->rule.gathers || p->arriving)));
+    const bool by_messages = row->places > 0;
+    assert(by_messages || (version == p->updates && (!row->gathers || p->arriving)));
     comm_wait(s->memory.comm, &p->gathering);
     if (store_on_host(&s->plan, STATE_PARAMETERS, storage)) {
         ops_follow(s->memory.stream, store_param_link(s, storage));
@@ -238,7 +237,7 @@ static inline void store_masters_changed(Store *s) {
             }
         }
         store_slice_changed(s, i);
-        if (!s->plan.rows[i].p2p.places && !s->plan.rows[i].rule.gathers) {
+        if (!s->plan.rows[i].places && !s->plan.rows[i].gathers) {
             store_prefetch(s, i, s->flight.progress[i].updates, false, s->memory.comm->step);
         }
     }

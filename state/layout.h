@@ -28,21 +28,6 @@
 
 // -------------------------------------------------------------------------------------------------
 // Owners of storages
-typedef struct {
-    int n;      // ranks
-    int *ranks; // [n] ascending
-    int blocks; // their blocks that may share slots
-} OwnerList;
-typedef struct {
-    int list;   // index of the list of its ranks
-    bool tied;  // several stages use it, or blocks that alternate with others
-    bool turns; // it is a block that shares slots with others; tied storages do not
-} StorageOwners;
-typedef struct {
-    int count;              // different lists of ranks
-    OwnerList *lists;       // [count]
-    StorageOwners *storage; // [storages]
-} Owners;
 
 // Returns which stages use each storage: [storages][stages].
 static inline bool *placement_uses(const GptModel *m, const Placement *p) {
@@ -55,132 +40,18 @@ static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     }
     return uses;
 }
-// Lists the ranks of these stages in order. The caller frees the list.
-static inline OwnerList placement_list_ranks(const Placement *p, const bool *used) {
-    int most = 0, all = 0;
+// Lists the ranks of these stages in ascending order, and returns how many they are.
+static inline int placement_list_ranks(const Placement *p, const bool *used, int *ranks) {
+    int n = 0;
     for (int s = 0; s < p->stages; s++) {
-        for (int i = 0; i < p->stage[s].replicas; i++) {
-            most = max_i64(most, p->stage[s].ranks[i] + 1);
-            all += used[s];
+        const Stage *stage = &p->stage[s];
+        for (int i = 0; used[s] && i < stage->replicas; i++) {
+            int at = n++;
+            for (; at > 0 && ranks[at - 1] > stage->ranks[i]; at--) { ranks[at] = ranks[at - 1]; }
+            ranks[at] = stage->ranks[i];
         }
     }
-    bool *marked = new_array(bool, most, "owners");
-    OwnerList list = {.n = 0, .ranks = new_array(int, all, "owners")};
-    for (int s = 0; s < p->stages; s++) {
-        for (int i = 0; used[s] && i < p->stage[s].replicas; i++) {
-            marked[p->stage[s].ranks[i]] = true;
-        }
-    }
-    for (int r = 0; r < most; r++) {
-        if (marked[r]) { list.ranks[list.n++] = r; }
-    }
-    free(marked);
-    return list;
-}
-static inline Owners owners_new(const GptModel *m) {
-    const Owners h = {.count = 0,
-                      .lists = new_array(OwnerList, m->storages, "owners"),
-                      .storage = new_array(StorageOwners, m->storages, "owners")};
-    return h;
-}
-// Gives a storage its list of ranks, which is added if it is new, and otherwise freed.
-static inline void owners_set(Owners *h, const GptModel *m, int storage, OwnerList list,
-                              bool tied) {
-    int k = 0;
-    while (k < h->count && (h->lists[k].n != list.n ||
-                            memcmp(h->lists[k].ranks, list.ranks, list.n * sizeof(int)))) {
-        k++;
-    }
-    if (k < h->count) {
-        free(list.ranks);
-    } else {
-        h->lists[h->count++] = list;
-    }
-    StorageOwners *x = &h->storage[storage];
-    x->list = k;
-    x->tied = tied;
-    x->turns = gpt_storage_is_block(m, storage) && !tied;
-    h->lists[k].blocks += x->turns;
-}
-static inline Owners owners_make(const GptModel *m, const Placement *p) {
-    Owners h = owners_new(m);
-    bool *uses = placement_uses(m, p);
-    for (int i = 0; i < m->storages; i++) {
-        const bool *used = uses + i * p->stages;
-        int stages = 0;
-        for (int s = 0; s < p->stages; s++) { stages += used[s]; }
-        owners_set(&h, m, i, placement_list_ranks(p, used),
-                   stages > 1 || (share_alternates(m->share) && gpt_storage_is_block(m, i)));
-    }
-    free(uses);
-    return h;
-}
-// Each storage has one rank, its owner.
-static inline Owners owners_of_p2p(const GptModel *m, const P2pStorage *p2p) {
-    Owners h = owners_new(m);
-    for (int i = 0; i < m->storages; i++) {
-        const OwnerList one = {.n = 1, .ranks = new_array(int, 1, "owners")};
-        one.ranks[0] = p2p[i].owner;
-        owners_set(&h, m, i, one, false);
-    }
-    return h;
-}
-static inline void owners_free(Owners *h) {
-    for (int i = 0; i < h->count; i++) { free(h->lists[i].ranks); }
-    free_all(h->lists, h->storage);
-}
-// Returns how many ranks own a storage.
-static inline int owner_count(const Owners *h, int storage) {
-    return h->lists[h->storage[storage].list].n;
-}
-
-// Return whether the whole parameters, or the whole gradient, of a storage exist only during each
-// use. A single rank has no gradients to divide.
-static inline bool zero_param_on_host(const ZeroPolicy *z, int storage) {
-    return offload_has(z->offload, storage, STATE_PARAMETERS);
-}
-static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storage) {
-    return (z->stage >= 3 && !h->storage[storage].tied) || zero_param_on_host(z, storage);
-}
-// also if sums leave the device
-static inline int zero_gradient_stage(const ZeroPolicy *z) {
-    return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
-}
-static inline SumPlace zero_sum_place(const Offload *o, const Owners *h, int storage) {
-    const bool alone = owner_count(h, storage) == 1 && h->storage[storage].turns;
-    return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS
-           : alone                                  ? SUM_COMES_BACK
-                                                    : SUM_IS_ADDED;
-}
-// the gradient, from stage 2 on
-static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storage) {
-    return !h->storage[storage].tied && (owner_count(h, storage) > 1 ||
-                                         zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
-}
-static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) {
-    return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2;
-}
-// Returns whether the slices of parameters are stored outside the slots of whole arrays.
-static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-
-// Returns the shared slot of a storage; -1: it has a slot of its own, also if sharing would not
-// save memory. on_host: its slice is on the host.
-static inline int shared_slot(const Owners *h, int storage, bool apart, bool on_host) {
-    const int n = owner_count(h, storage), blocks = h->lists[h->storage[storage].list].blocks;
-    const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = h->storage[storage].turns && (on_host || spared >= SHARED_SLOTS);
-    return shares ? storage % SHARED_SLOTS : -1;
-}
-static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int storage) {
-    return zero_reduces_often(z, h, storage)
-               ? shared_slot(h, storage, z->accumulates,
-                             offload_has(z->offload, storage, STATE_GRADIENT))
-               : -1;
-}
-// Returns the slot of borrowed parameters that a pass without training brings a storage into. The
-// two storages of a unit have different slots, since both must be there before the unit computes.
-static inline int borrowed_slot(const GptModel *m, int storage) {
-    return storage == m->classifier ? 0 : storage >= m->first_after ? 1 : storage % BORROWED_SLOTS;
+    return n;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -211,15 +82,6 @@ static inline int64_t offload_piece(const GptModel *m) {
     int64_t most = 0;
     for (int c = 0; c < STORAGE_CLASSES; c++) { most = max_i64(most, m->class_elements[c]); }
     return min_i64(OFFLOAD_PIECE, round_up(ceil_div(most, 8), NORM_CHUNK));
-}
-
-// Returns the number of such pieces of a storage's longest slice; 0: nothing of it is on the host.
-static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Owners *h,
-                                 int storage) {
-    if (!offload_has_states(z->offload, storage)) { return 0; }
-    const int64_t longest =
-        store_slice(gpt_storage_elements(m, storage), owner_count(h, storage), zero_grain(z));
-    return (int)ceil_div(longest, offload_piece(m));
 }
 
 // Bounds of the slices of each class of storages, in elements or in bytes of records.
@@ -262,6 +124,7 @@ typedef enum {
 typedef struct {
     Group all, partition, node, across;
     Slices slices[SLICE_KINDS];
+    int blocks; // of the storages, those of blocks that may share slots
 } ProcessGroup;
 
 static inline ProcessGroup process_group_make(const Group *ranks, const int *list, int n,
@@ -302,64 +165,6 @@ static inline void process_group_free(ProcessGroup *p) {
     group_free(&p->node);
     group_free(&p->across);
     for (int k = 0; k < SLICE_KINDS; k++) { slices_free(&p->slices[k]); }
-}
-
-// The layout of all storages, as one rank sees it.
-typedef struct {
-    const GptModel *model;
-    Owners owners;
-    ProcessGroup *process_groups; // [owners.count]
-} Layout;
-static inline const ProcessGroup *layout_process_group(const Layout *l, int storage) {
-    return &l->process_groups[l->owners.storage[storage].list];
-}
-static inline bool layout_holds(const Layout *l, int storage) {
-    return layout_process_group(l, storage)->all.me >= 0;
-}
-static inline const int64_t *layout_slices(const Layout *l, SliceKind kind, int storage) {
-    return layout_process_group(l, storage)
-        ->slices[kind]
-        .of_class[gpt_storage_class(l->model, storage)];
-}
-// Returns the elements, or bytes of records, of an array of a storage with its padding. The same
-// array receives parameters from all owners and from those of a partition.
-static inline int64_t layout_padded(const Layout *l, SliceKind kind, int storage) {
-    const ProcessGroup *p = layout_process_group(l, storage);
-    const int64_t all = bounds_padded(layout_slices(l, kind, storage), p->all.n);
-    const int64_t part = bounds_padded(layout_slices(l, SLICES_SECONDARY, storage), p->partition.n);
-    return kind == SLICES_WHOLE ? max_i64(all, part) : all;
-}
-// Returns this rank's index among those slices.
-static inline int layout_me(const Layout *l, SliceKind kind, int storage) {
-    const ProcessGroup *p = layout_process_group(l, storage);
-    return kind == SLICES_SECONDARY ? p->partition.me : p->all.me;
-}
-
-static inline Layout layout_make(const GptModel *m, const Group *ranks, const Placement *placement,
-                                 const ZeroPolicy *z) {
-    Layout l = {m, z->p2p ? owners_of_p2p(m, z->p2p->storage) : owners_make(m, placement), NULL};
-    for (int s = 0; s < placement->stages; s++) {
-        if (z->partition > placement->stage[s].replicas) {
-            die(EXIT_INPUT,
-                HINT_ON_RANKS(placement->stage[s].replicas,
-                              "a partition is some of a stage's ranks, those of a node"),
-                "--zero-hpz-partition-size %d is more than the %d ranks of stage %d", z->partition,
-                placement->stage[s].replicas, s);
-        }
-    }
-    l.process_groups = new_array(ProcessGroup, l.owners.count, "process groups");
-    for (int i = 0; i < l.owners.count; i++) {
-        l.process_groups[i] =
-            process_group_make(ranks, l.owners.lists[i].ranks, l.owners.lists[i].n, z->partition);
-        process_group_slice(&l.process_groups[i], m, z);
-    }
-    return l;
-}
-static inline void layout_free(Layout *l) {
-    for (int i = 0; i < l->owners.count; i++) { process_group_free(&l->process_groups[i]); }
-    owners_free(&l->owners);
-    free(l->process_groups);
-    memset(l, 0, sizeof *l);
 }
 
 #endif

@@ -35,13 +35,11 @@ static inline int block_matrices(const GptModel *m) {
     }
     return matrices;
 }
-// Returns the last storage of a storage's wave, in which its owners update it together; -1: it has
-// no matrices.
-static inline int zero_wave(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
+// Returns the last storage of a block's wave, in which its owners update it together.
+static inline int matrices_wave(const GptModel *m, const StorageRow *rows, int storage) {
     int most = 1;
-    if (!z->matrices || !gpt_storage_is_block(m, storage)) { return -1; }
     for (int i = m->first_block; i < m->first_after; i++) {
-        most = max_i64(most, owner_count(h, i));
+        most = max_i64(most, rows[i].owners->all.n);
     }
     const int64_t blocks =
         most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));
@@ -89,7 +87,7 @@ static inline int64_t matrices_arrival(const Matrices *x, const MatrixExchange *
 
 // Returns the last storage of the wave that begins with this one.
 static inline int wave_end(const StorageRow *rows, int first) {
-    return (int)max_i64(first, rows[first].rule.wave);
+    return (int)max_i64(first, rows[first].wave);
 }
 // Returns the matrix of a wave that costs most and has no home yet: storage and part. Returns false
 // if all have one.
@@ -124,11 +122,10 @@ static inline void matrices_find_homes(const Matrices *x, StorageRow *rows, int 
     }
 }
 // Plans the exchange of a storage that this rank owns: what follows from the homes.
-static inline void matrices_plan_exchange(const Matrices *x, const Layout *l, StorageRow *row,
-                                          int storage) {
+static inline void matrices_plan_exchange(const Matrices *x, StorageRow *row) {
     MatrixExchange *e = &row->exchange;
     const Group *owners = &row->owners->all;
-    const int64_t *bounds = layout_slices(l, SLICES_WHOLE, storage);
+    const int64_t *bounds = row->slices[SLICES_WHOLE];
     e->to = new_array(int64_t, owners->n + 1, "matrices");
     e->from = new_array(int64_t, owners->n + 1, "matrices");
     for (int r = 0; r < owners->n; r++) {
@@ -143,18 +140,17 @@ static inline void matrices_plan_exchange(const Matrices *x, const Layout *l, St
     }
 }
 // Plans a wave: homes, and where the storages have their directions.
-static inline void matrices_plan_wave(Matrices *x, const Layout *l, StorageRow *rows, int first,
-                                      double *work) {
+static inline void matrices_plan_wave(Matrices *x, StorageRow *rows, int first, double *work) {
     int64_t directions = 0, gathered = 0;
     matrices_find_homes(x, rows, first, work);
     for (int i = first; i <= wave_end(rows, first); i++) {
         MatrixExchange *e = &rows[i].exchange;
         const Group *owners = &rows[i].owners->all;
         if (owners->me < 0) { continue; }
-        matrices_plan_exchange(x, l, &rows[i], i);
+        matrices_plan_exchange(x, &rows[i]);
         e->directions = directions;
         e->gathered = gathered;
-        directions += slice_length(layout_slices(l, SLICES_WHOLE, i), owners->me);
+        directions += slice_length(rows[i].slices[SLICES_WHOLE], owners->me);
         if (owners->n > 1) { gathered += e->from[owners->n]; }
         for (int k = 0; k < x->count && owners->n > 1; k++) {
             const int64_t elements = x->part[k].rows * x->part[k].cols;
@@ -165,8 +161,7 @@ static inline void matrices_plan_wave(Matrices *x, const Layout *l, StorageRow *
     x->gathered = max_i64(x->gathered, gathered);
 }
 // Plans whose matrices are made orthogonal where. real: compute precision.
-static inline Matrices matrices_plan(const Layout *l, StorageRow *rows, int ranks, DType real) {
-    const GptModel *m = l->model;
+static inline Matrices matrices_plan(const GptModel *m, StorageRow *rows, int ranks, DType real) {
     Matrices x = {};
     x.count = gpt_storage_ranges(m, m->first_block, x.part);
     for (int i = 0; i < m->storages; i++) {
@@ -175,8 +170,8 @@ static inline Matrices matrices_plan(const Layout *l, StorageRow *rows, int rank
     bool owns = false;
     for (int i = m->first_block; i < m->first_after; i = wave_end(rows, i) + 1) {
         double *work = new_array(double, ranks, "matrices");
-        matrices_plan_wave(&x, l, rows, i, work);
-        for (int k = i; k <= wave_end(rows, i); k++) { owns |= layout_holds(l, k); }
+        matrices_plan_wave(&x, rows, i, work);
+        for (int k = i; k <= wave_end(rows, i); k++) { owns |= row_holds(&rows[k]); }
         free(work);
     }
     for (int k = 0; k < x.count && owns; k++) {

@@ -3,14 +3,14 @@
 //
 // To add an optimizer, add its row, its kernels ops_NAME and ops_NAME_host (ops.h: for the device
 // and for the host), and its flags to the table in options.h. One that needs whole matrices updates
-// the blocks in two parts, with Newton-Schulz between them (state/matrices.h): its first part, and
-// that of the others, are in direction_kernels (update.h).
-//   name      as in --optimizer, and in checkpoints
-//   moments   how many fp32 states it keeps for each parameter; checkpoints number them
-//   cut       what a rank's part of a storage consists of: any elements, or whole matrices
-//   others    the optimizer of the tensors that this one does not take (1-D ones, wte, wpe, if it
-//             needs matrices), whose moments are among these; "" if it takes all
-//   flags     the flags that belong to it alone
+// the blocks in two parts, with Newton-Schulz between them (state/matrices.h).
+//   name        as in --optimizer, and in checkpoints
+//   moments     how many fp32 states it keeps for each parameter; checkpoints number them
+//   cut         what a rank's part of a storage consists of: any elements, or whole matrices
+//   directions  the kernel of the first part of an update in two parts; NULL: it has one part
+//   others      the optimizer of the tensors that this one does not take (1-D ones, wte, wpe, if it
+//               needs matrices), whose moments are among these; "" if it takes all
+//   flags       the flags that it uses. Optimizers without them refuse them (option_pairs.h)
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 
@@ -18,12 +18,12 @@
 
 typedef enum { CUT_ELEMENTS, CUT_MATRICES } OptimizerCut;
 // clang-format off
-//    name   moments  cut           others  flags
-#define OPTIMIZER_TABLE(X)                               \
-    X(adamw, 2,       CUT_ELEMENTS, "",     "beta1 beta2 eps nesterov") \
-    X(sgd,   1,       CUT_ELEMENTS, "",     "momentum nesterov") \
-    X(muon,  2,       CUT_MATRICES, "adamw", "beta1 beta2 eps muon-lr muon-momentum muon-steps " \
-      "muon-weight-decay muon-momentum-warmup")
+//    name   moments  cut           directions            others   flags
+#define OPTIMIZER_TABLE(X)                                                                         \
+    X(adamw, 2,       CUT_ELEMENTS, ops_adamw_direction,  "",      "beta1 beta2 eps nesterov")     \
+    X(sgd,   1,       CUT_ELEMENTS, NULL,                 "",      "momentum nesterov")            \
+    X(muon,  2,       CUT_MATRICES, ops_muon_direction,   "adamw", "beta1 beta2 eps muon-lr "      \
+      "muon-momentum muon-steps muon-weight-decay muon-momentum-warmup")
 // clang-format on
 
 typedef struct {
@@ -32,11 +32,11 @@ typedef struct {
     OptimizerCut cut;
     const char *others, *flags;
 } Optimizer;
-#define OPTIMIZER_ROW(NAME, COUNT, CUT, OTHERS, FLAGS)                                             \
+#define OPTIMIZER_ROW(NAME, COUNT, CUT, DIRECTIONS, OTHERS, FLAGS)                                 \
     {.name = #NAME, .moments = (COUNT), .cut = (CUT), .others = (OTHERS), .flags = (FLAGS)},
 static const Optimizer optimizers[] = {OPTIMIZER_TABLE(OPTIMIZER_ROW)};
 // The choices of --optimizer: the names, with a bar before each but the first.
-#define OPTIMIZER_CHOICE(NAME, COUNT, CUT, OTHERS, FLAGS) "|" #NAME
+#define OPTIMIZER_CHOICE(NAME, ...) "|" #NAME
 #define OPTIMIZER_CHOICES (&(OPTIMIZER_TABLE(OPTIMIZER_CHOICE))[1])
 
 enum { MOMENTS = 2 };        // most that one keeps
@@ -62,6 +62,10 @@ static inline bool optimizer_lacks(const Optimizer *o, const char *flag) {
     const char *at = strstr(o->flags, flag);
     const size_t n = strlen(flag);
     return !at || (at > o->flags && at[-1] != ' ') || (at[n] && at[n] != ' ');
+}
+// Returns the bytes of the states of one parameter: the moments, and in bf16 the fp32 master.
+static inline double optimizer_state_bytes(const Optimizer *o, DType dtype) {
+    return (double)sizeof(float) * (o->moments + (dtype != DTYPE_FP32));
 }
 // Returns the bytes of memory that an update of one parameter reads and writes: the gradient is
 // read, the master and the moments are read and written.

@@ -1,7 +1,8 @@
 // planned.h: the plan of the store: which states of a storage a rank has, where they will be
-// stored, and how many bytes that takes. The policies (policy.h) fill the table of states (table.h)
-// here. It allocates nothing but tables. Predictions and offload.h use it; store.h allocates the
-// memory and finds states in it.
+// stored, and how many bytes that takes. A plan is made in three parts (plan/state_plan.h):
+// store_plan and store_find_owners begin the rows of storages (table.h); the policies fill them;
+// store_set_positions gives every state its position. It allocates nothing but tables. Predictions
+// and offload.h use it; store.h allocates the memory and finds states in it.
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
@@ -44,29 +45,35 @@ typedef struct {
     int64_t *to, *from; // [group->n + 1] bounds in bytes of what each rank gets; of what each sends
 } RecordExchange;
 // Storages whose quantized gradients travel together: first, first - 1, ..., last. They are reduced
-// in this order, one directly after another (storage_rules), by two exchanges: inside nodes, then
+// in this order, one directly after another (zero.h), by two exchanges: inside nodes, then
 // between them.
 enum { HOPS = 2 };
-typedef struct {
+typedef struct Bucket {
     const ProcessGroup *process_group; // owners of the storages
     int first, last;
     RecordExchange hop[HOPS];
 } Bucket;
 
+// In which type a run keeps its working parameters, and sums its gradients over ranks.
+typedef struct {
+    DType parameters, reduction;
+} MixedPrecision;
+
 // What is planned: which states a rank has, where each will be, and how they travel. It is made
-// once (store_plan); a run may change only its last four fields.
+// once; a run may change only its last four fields.
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
     // steps overlap (cyclic.h): states travel by messages between two ranks (p2p), and versions of
     // parameters count steps, also those without an update; else they count updates
     bool steps_overlap;
+    P2p p2p;
     const Group *ranks;         // all ranks
     const Placement *placement; // of units on the ranks
     DType dtype, wire;          // of working parameters; of gradient messages
     const Optimizer *optimizer;
-    // layout
-    Layout layout;
+    ProcessGroup *groups; // [group_count] owners of storages; those of several may be the same
+    int group_count;
     ProcessGroup world; // all ranks
     Bucket *buckets;
     int bucket_count;
@@ -102,11 +109,11 @@ static inline bool store_on_host(const StatePlan *s, StateKind kind, int storage
     return store_place(s, kind, storage) == PLACE_HOST;
 }
 static inline bool store_holds(const StatePlan *s, int storage) {
-    return layout_holds(&s->layout, storage);
+    return row_holds(&s->rows[storage]);
 }
 // Returns the bounds of a storage's slices among its owners.
 static inline const int64_t *store_slices(const StatePlan *s, int storage) {
-    return layout_slices(&s->layout, SLICES_WHOLE, storage);
+    return s->rows[storage].slices[SLICES_WHOLE];
 }
 // Returns the elements of this rank's slice, and their offset in the storage; both are 0 if the
 // rank does not own the storage.
@@ -133,7 +140,7 @@ static inline int64_t store_own_part(const StatePlan *s, int storage, const Tens
 // Return the bytes of the records of one member's slice, and of the slices of the members with one
 // local index on all nodes.
 static inline int64_t store_records(const StatePlan *s, int storage, int node, int local) {
-    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage),
+    return slice_length(s->rows[storage].slices[SLICES_GRADIENTS],
                         group_at(&s->rows[storage].owners->all, node, local));
 }
 static inline int64_t store_column(const StatePlan *s, int storage, int local) {
@@ -174,54 +181,16 @@ static inline int bucket_hops(const Bucket *b) { return b->hop[1].group->n > 1 ?
 static inline int64_t exchange_bytes(const RecordExchange *x, const int64_t *bounds) {
     return round_up(bounds[x->group->n], 64);
 }
-// Returns the rules of all storages. The storages of a bucket are neighbours, have the same owners,
-// and are always reduced one directly after another. So tied ones, which are reduced at the end of
-// the step, are apart from the others; and so is the head's own table, whose gradient the head's
-// input part makes: in a zero-bubble schedule the head's other gradients follow micro-batches
-// later.
-static inline StorageRule *storage_rules(const GptModel *m, const ZeroPolicy *z, const Owners *h) {
-    StorageRule *rules = new_array(StorageRule, m->storages, "rules of storages");
-    int64_t elements = 0;
-    for (int i = m->storages - 1; i >= 0; i--) {
-        const StorageOwners *x = &h->storage[i];
-        StorageRule *r = &rules[i];
-        const bool alike = i + 1 < m->storages && x->list == x[1].list && x->tied == x[1].tied &&
-                           i + 1 != m->classifier,
-                   joins = alike && elements < BUCKET_ELEMENTS;
-        elements = gpt_storage_elements(m, i) + (joins ? elements : 0);
-        r->bucket = !z->quantized_gradients || owner_count(h, i) == 1 ? -1
-                    : joins                                           ? r[1].bucket
-                                                                      : i;
-        r->grad_slot = zero_grad_slot(z, h, i);
-        r->tied = x->tied;
-        r->turns = x->turns;
-        r->sum = zero_sum_place(z->offload, h, i);
-        r->pieces = offload_pieces(m, z, h, i);
-        r->on_disk = offload_kinds_on_disk(z->offload, i) > 0;
-        if (z->p2p) { // owners keep their parameters, and send or lend them
-            r->gathers = z->p2p->borrows;
-            r->param_slot = r->gathers ? borrowed_slot(m, i) : -1;
-            r->reduces_often = true;
-            r->wave = -1;
-        } else {
-            r->gathers = zero_gathers(z, h, i);
-            r->param_slot =
-                r->gathers ? shared_slot(h, i, zero_param_apart(z), zero_param_on_host(z, i)) : -1;
-            r->reduces_often = zero_reduces_often(z, h, i);
-            r->wave = zero_wave(m, z, h, i);
-        }
-    }
-    return rules;
-}
 // Plans the buckets of the storages that this rank owns.
 static inline void store_plan_buckets(StatePlan *s) {
     for (int last = s->model->storages - 1; last >= 0; last--) {
-        const int first = s->rows[last].rule.bucket;
-        const bool mine = first >= 0 && store_holds(s, last);
-        s->rows[last].bucket = mine ? s->bucket_count : -1;
-        if (!mine || (last && s->rows[last - 1].rule.bucket == first)) { continue; }
-        Bucket *b = &s->buckets[s->bucket_count++];
-        *b = store_plan_bucket(s, first, last);
+        StorageRow *row = &s->rows[last];
+        if (row->bucket < 0 || !row_holds(row)) { continue; }
+        Bucket *b = &s->buckets[s->bucket_count];
+        row->exchange_bucket = b;
+        if (last && row[-1].bucket == row->bucket) { continue; }
+        *b = store_plan_bucket(s, row->bucket, last);
+        s->bucket_count++;
         int64_t bytes = 0;
         for (int h = 0; h < bucket_hops(b); h++) {
             bytes += exchange_bytes(&b->hop[h], b->hop[h].to) +
@@ -231,6 +200,71 @@ static inline void store_plan_buckets(StatePlan *s) {
     }
 }
 
+// Returns the process group of these ranks. Storages with equal lists of ranks share one.
+static inline ProcessGroup *store_group_of(StatePlan *s, const int *ranks, int n) {
+    int k = 0;
+    while (k < s->group_count &&
+           (s->groups[k].all.n != n || memcmp(s->groups[k].all.ranks, ranks, n * sizeof(int)))) {
+        k++;
+    }
+    if (k == s->group_count) {
+        s->groups[s->group_count++] = process_group_make(s->ranks, ranks, n, s->policy.partition);
+        process_group_slice(&s->groups[k], s->model, &s->policy);
+    }
+    return &s->groups[k];
+}
+// Finds the ranks that own each storage: those of all stages that use it. Where steps overlap, it
+// has one owner (cyclic_routes.h).
+static inline void store_find_owners(StatePlan *s) {
+    const GptModel *m = s->model;
+    const Placement *p = s->placement;
+    bool *uses = placement_uses(m, p);
+    int *ranks = new_array(int, s->ranks->n, "owners");
+    s->groups = new_array(ProcessGroup, m->storages, "owners");
+    for (int i = 0; i < m->storages; i++) {
+        StorageRow *row = &s->rows[i];
+        const bool *used = uses + i * p->stages, block = gpt_storage_is_block(m, i);
+        int stages = 0;
+        for (int k = 0; k < p->stages; k++) { stages += used[k]; }
+        row->tied = stages > 1 || (share_alternates(m->share) && block);
+        row->turns = block && !row->tied;
+        ranks[0] = row->p2p.owner;
+        const int n = s->steps_overlap ? 1 : placement_list_ranks(p, used, ranks);
+        ProcessGroup *owners = store_group_of(s, ranks, n);
+        owners->blocks += row->turns;
+        row->owners = owners;
+        for (int k = 0; k < SLICE_KINDS; k++) {
+            row->slices[k] = owners->slices[k].of_class[gpt_storage_class(m, i)];
+        }
+    }
+    free_all(uses, ranks);
+}
+// Begins a plan: what it is made from, and rows that nothing is decided about. ranks has all ranks,
+// as the rank of this store sees them. ranks and placement must outlive the store.
+static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
+                                   const Placement *placement, const ZeroPolicy *policy,
+                                   MixedPrecision precision, const Optimizer *optimizer) {
+    StatePlan s = {
+        .model = m,
+        .policy = *policy,
+        .steps_overlap = policy->cyclic != NULL,
+        .ranks = ranks,
+        .placement = placement,
+        .dtype = precision.parameters,
+        .wire = precision.reduction,
+        .optimizer = optimizer,
+        .world = process_group_of_all(ranks),
+        .buckets = new_array(Bucket, m->storages, "buckets"),
+        .rows = new_array(StorageRow, m->storages, "states"),
+    };
+    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
+    return s;
+}
+
+// Does the run keep this moment of the optimizer?
+static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
+    return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
+}
 // Returns whether updates are delayed: the device computes with parameters that are one update
 // older than the masters, so fp32 masters are stored apart from the parameters, too.
 static inline bool store_delays(const StatePlan *s) {
@@ -238,97 +272,8 @@ static inline bool store_delays(const StatePlan *s) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The table, filled from the policies
+// Positions of states
 
-// Does the run keep this moment of the optimizer?
-static inline bool store_keeps_moment(const StatePlan *s, StateKind kind) {
-    return optimizer_keeps(s->optimizer, kind) && !s->policy.forward_only;
-}
-// Fills the states of a kind, with these on the host. Returns its buffer on the device, in which
-// none has its position yet. rows: [storages]
-static inline StateBuffer store_fill_kind(const StatePlan *s, const Offload *o, StateKind kind,
-                                          StorageRow *rows) {
-    const Owners *h = &s->layout.owners;
-    const size_t size = dtype_size(s->dtype);
-    ZeroPolicy z = s->policy;
-    z.offload = o;
-    StateBuffer b = {.layout = z.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, .size = sizeof(float)};
-    bool here = true;
-    switch (kind) {
-    case STATE_MASTER: here = s->dtype != DTYPE_FP32 || store_delays(s); break;
-    case STATE_PARAMETERS:
-        b.layout = z.stage >= 3 ? BUFFER_SLOTS : BUFFER_FULL;
-        b.size = size;
-        b.travels = true;
-        break;
-    case STATE_GRADIENT:
-        here = b.travels = !z.forward_only;
-        b.layout = zero_gradient_stage(&z) >= 2 ? BUFFER_SLOTS : BUFFER_FULL;
-        break;
-    case STATE_SECONDARY:
-        here = z.partition > 1;
-        b.layout = BUFFER_SLICES;
-        b.cut = SLICES_SECONDARY;
-        b.size = size;
-        break;
-    case STATE_RECORDS:
-        here = b.travels = z.quantized_weights;
-        b.layout = BUFFER_SLOTS;
-        b.cut = SLICES_WEIGHTS;
-        b.size = 1;
-        break;
-    case STATE_ERRORS:
-        here = z.feedback && s->bucket_count > 0;
-        b.layout = BUFFER_FULL;
-        b.size = sizeof(uint16_t);
-        break;
-    case STATE_MADE:
-    case STATE_RECEIVED:
-    case STATE_PIECES: here = z.p2p; break;
-    default: here = store_keeps_moment(s, kind);
-    }
-    for (int i = 0; i < s->model->storages; i++) {
-        // storages that several stages use are not gathered for each use
-        const bool exists = here && !(kind == STATE_SECONDARY && h->storage[i].tied);
-        const bool own = kind != STATE_PREVIOUS && (exists || kind != STATE_MASTER),
-                   divided = kind == STATE_GRADIENT && z.accumulates && b.layout == BUFFER_SLOTS &&
-                             zero_divides(&z, h, i);
-        const Place away = kind < OPTIMIZER_KINDS && offload_on_disk(o, i, kind) ? PLACE_DISK
-                           : kind < HOST_KINDS && offload_has(o, i, kind)        ? PLACE_HOST
-                                                                                 : PLACE_DEVICE;
-        const State state = {.place = exists ? away : PLACE_NONE,
-                             .copy_of = own ? kind : STATE_PARAMETERS,
-                             .apart = divided || (kind == STATE_PARAMETERS && zero_param_apart(&z)),
-                             .versions = 1,
-                             .whole = -1};
-        rows[i].states[kind] = state;
-    }
-    return b;
-}
-
-// Sets how many versions of its p2p states a rank keeps, of the storages that it owns or computes
-// with, and in which slots.
-static inline void store_fill_versions(StatePlan *s) {
-    const P2p *r = s->policy.p2p;
-    for (int i = 0; i < s->model->storages; i++) {
-        const P2pStorage *p = &s->rows[i].p2p;
-        State *x = s->rows[i].states;
-        const bool owns = layout_holds(&s->layout, i);
-        // made: if sums stay, gradients of micro-batches; otherwise, on the owner, the sum of the
-        // gradients before its own, which the first rank has none of
-        const bool before = !r->stays && owns && r->rank > 0;
-        const int made = r->stays && p->adds ? (i ? 1 : r->heads) : before;
-        x[STATE_PARAMETERS].versions = p->places;
-        x[STATE_GRADIENT].versions = owns ? r->sums : !r->stays && p->adds;
-        // the gradient of a borrowed wte exists from the head's part to the embedding's
-        x[STATE_MADE].versions = r->borrows ? !i : made;
-        x[STATE_RECEIVED].versions = r->borrows ? owns : p->comes;
-        x[STATE_PIECES].versions = !r->borrows && r->joins_pieces && p->adds && (!r->stays || owns);
-        if (r->borrows) { continue; }
-        x[STATE_MADE].slot = x[STATE_PIECES].slot = gpt_storage_class(s->model, i);
-        x[STATE_RECEIVED].slot = p->grad_slot;
-    }
-}
 // Plans the versions of each storage in slots (State.slot): of storages that are in use at the same
 // time one after another, otherwise in the same place. Storages with 0 versions have none.
 static inline void store_plan_versions(StatePlan *s, StateKind kind, bool one_at_a_time) {
@@ -356,7 +301,7 @@ static inline void store_plan_versions(StatePlan *s, StateKind kind, bool one_at
 // wte has the same offset in the first and in the last stage. The slots are the versions of these
 // storages, as far apart as the longest stage is long.
 static inline void store_plan_stages(StatePlan *s, StateKind kind, int slots) {
-    const int stages = s->policy.p2p->stages, storages = s->model->storages;
+    const int stages = s->p2p.stages, storages = s->model->storages;
     StateBuffer *b = &s->device[kind];
     int64_t most = 0;
     for (int stage = 0; stage < stages; stage++) {
@@ -381,10 +326,9 @@ static inline void store_plan_stages(StatePlan *s, StateKind kind, int slots) {
 }
 // Plans the p2p buffers: versions of parameters, gradients, and received sums.
 static inline void store_plan_p2p(StatePlan *s) {
-    const P2p *r = s->policy.p2p;
+    const P2p *r = &s->p2p;
     const GptModel *m = s->model;
     StateBuffer *b = s->device;
-    store_fill_versions(s);
     store_plan_versions(s, STATE_PARAMETERS, false);
     store_plan_versions(s, STATE_GRADIENT, false);
     if (r->borrows) {
@@ -409,18 +353,18 @@ static inline void store_plan_p2p(StatePlan *s) {
         b[kind].held = 0;
     }
 }
-// Fills the table, and plans its buffers on the device and on the host.
+// Plans the buffers on the device and on the host.
 static inline void store_plan_states(StatePlan *s) {
-    for (int k = 0; k < STATE_KINDS; k++) {
-        const StateKind kind = k;
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
         const bool by_p2p =
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
-        s->device[k] = store_fill_kind(s, s->policy.offload, kind, s->rows);
-        s->host[k].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
-        s->host[k].size = s->device[k].size;
-        s->host[k].on_host = true;
-        if (!s->steps_overlap || !by_p2p) { buffer_plan(&s->device[k], s->rows, kind, &s->layout); }
-        buffer_plan(&s->host[k], s->rows, kind, &s->layout);
+        s->host[kind].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
+        s->host[kind].size = s->device[kind].size;
+        s->host[kind].on_host = true;
+        if (!s->steps_overlap || !by_p2p) {
+            buffer_plan(&s->device[kind], s->rows, s->model->storages, kind);
+        }
+        buffer_plan(&s->host[kind], s->rows, s->model->storages, kind);
     }
     if (s->steps_overlap) { store_plan_p2p(s); }
 }
@@ -442,30 +386,32 @@ enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
 // for its moments and its gradient, and (second) for its parameters. Piece p comes for the second
 // time as piece p + pieces.
 static inline bool store_in_parts(const StatePlan *s, int storage) {
-    return s->rows[storage].rule.wave >= 0;
+    return s->rows[storage].wave >= 0;
 }
 static inline bool store_piece_takes(const StatePlan *s, int storage, StateKind kind, bool second) {
     const bool first = kind == STATE_GRADIENT || optimizer_keeps(s->optimizer, kind);
     return !store_in_parts(s, storage) || first != second;
 }
-static inline int store_piece_parts(const StatePlan *s, const Offload *o, int storage, bool second,
+static inline int store_piece_parts(const StatePlan *s, int storage, bool second,
                                     PiecePart parts[PIECE_PARTS]) {
+    const StorageRow *row = &s->rows[storage];
+    const Offload *o = s->policy.offload;
     const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
     const bool cpu = o && o->cpu_update;
     int n = 0;
-    if (!offload_has_states(o, storage)) { return 0; }
+    if (!row_offloads_states(row)) { return 0; }
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !cpu; kind++) {
         const PiecePart part = {.kind = kind, .size = word, .in = true, .out = true};
-        if (offload_has(o, storage, part.kind)) { parts[n++] = part; }
+        if (row_offloads(row, kind)) { parts[n++] = part; }
     }
     const PiecePart gradient = {.kind = STATE_GRADIENT, .size = word, .in = !cpu, .out = cpu},
                     parameters = {.kind = STATE_PARAMETERS,
                                   .size = size,
                                   .in = cpu || masters,
                                   .out = !cpu || (masters && !o->delays)};
-    if (offload_has(o, storage, STATE_GRADIENT) != cpu) { parts[n++] = gradient; }
-    if (offload_has(o, storage, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
+    if (row_offloads(row, STATE_GRADIENT) != cpu) { parts[n++] = gradient; }
+    if (row_offloads(row, STATE_PARAMETERS) != cpu) { parts[n++] = parameters; }
     int taken = 0;
     for (int k = 0; k < n; k++) {
         if (store_piece_takes(s, storage, parts[k].kind, second)) { parts[taken++] = parts[k]; }
@@ -476,56 +422,52 @@ static inline int store_piece_parts(const StatePlan *s, const Offload *o, int st
 static inline int64_t store_longest_piece(const StatePlan *s, int storage) {
     return min_i64(offload_piece(s->model), store_own_elements(s, storage));
 }
-// Returns the bytes that the longest piece of a storage needs in an OffloadBuffer, with these
-// states on the host.
-static inline int64_t store_piece_bytes(const StatePlan *s, const Offload *o, int storage) {
+// Returns the bytes that the longest piece of a storage needs in an OffloadBuffer.
+static inline int64_t store_piece_bytes(const StatePlan *s, int storage) {
     PiecePart parts[PIECE_PARTS];
     int64_t most = 0;
     for (int second = 0; second < 2; second++) {
         int64_t bytes = 0;
-        for (int k = store_piece_parts(s, o, storage, second, parts) - 1; k >= 0; k--) {
+        for (int k = store_piece_parts(s, storage, second, parts) - 1; k >= 0; k--) {
             bytes += parts[k].size;
         }
         most = max_i64(most, bytes);
     }
     return most * store_longest_piece(s, storage);
 }
-// Returns the bytes of an OffloadBuffer, with these states on the host.
-static inline size_t store_offload_buffer_bytes(const StatePlan *s, const Offload *o) {
+// Returns the bytes of an OffloadBuffer.
+static inline size_t store_offload_buffer_bytes(const StatePlan *s) {
     int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) {
-        most = max_i64(most, store_piece_bytes(s, o, i));
-    }
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, store_piece_bytes(s, i)); }
     return round_up(most, 64);
 }
 // Returns the bytes of a SumBuffer; 0 if no gradient is added to a sum on the host.
-static inline size_t store_sum_bytes(const StatePlan *s, const Offload *o) {
+static inline size_t store_sum_bytes(const StatePlan *s) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
-        const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED &&
-                          zero_reduces_often(&s->policy, &s->layout.owners, i);
+        const bool adds = s->rows[i].sum == SUM_IS_ADDED && s->rows[i].reduces_often;
         most = max_i64(most, adds ? store_longest_piece(s, i) : 0);
     }
     return round_up(most * (int64_t)sizeof(float), 64);
 }
 // Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
 // rounded up to DISK_GRAIN.
-static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
-    return offload_kinds_on_disk(o, storage) *
+static inline int64_t store_stored_bytes(const StatePlan *s, int storage, int64_t elements) {
+    return __builtin_popcount(s->rows[storage].disk) *
            round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
 // Returns the bytes of all pieces of this rank's slice.
-static inline int64_t store_all_stored_bytes(const StatePlan *s, const Offload *o, int storage) {
+static inline int64_t store_all_stored_bytes(const StatePlan *s, int storage) {
     const int64_t own = store_own_elements(s, storage), piece = store_longest_piece(s, storage);
-    return piece ? own / piece * store_stored_bytes(o, storage, piece) +
-                       store_stored_bytes(o, storage, own % piece)
+    return piece ? own / piece * store_stored_bytes(s, storage, piece) +
+                       store_stored_bytes(s, storage, own % piece)
                  : 0;
 }
-// Returns the bytes of a DiskBuffer, with these states on disk.
-static inline size_t store_disk_buffer_bytes(const StatePlan *s, const Offload *o) {
+// Returns the bytes of a DiskBuffer.
+static inline size_t store_disk_buffer_bytes(const StatePlan *s) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        most = max_i64(most, store_stored_bytes(o, i, store_longest_piece(s, i)));
+        most = max_i64(most, store_stored_bytes(s, i, store_longest_piece(s, i)));
     }
     return most;
 }
@@ -534,18 +476,17 @@ static inline size_t store_disk_buffers_bytes(size_t slot) {
     return slot ? DISK_PIECES * slot + DISK_GRAIN : 0;
 }
 static inline void store_plan_disk(StatePlan *s) {
-    const Offload *o = s->policy.offload;
     int pieces = 0;
     int64_t at = 0;
     for (int i = 0; i < s->model->storages; i++) {
         StorageRow *row = &s->rows[i];
         row->first_stored = pieces;
         row->disk_at = at;
-        row->disk_bytes = store_all_stored_bytes(s, o, i);
-        pieces += offload_kinds_on_disk(o, i) ? row->pieces : 0;
+        row->disk_bytes = store_all_stored_bytes(s, i);
+        pieces += row->disk && row_holds(row) ? row->pieces : 0;
         at += row->disk_bytes;
     }
-    s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
+    s->disk_buffer_bytes = store_disk_buffer_bytes(s);
     s->disk_buffers.on_host = true;
     s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
@@ -560,69 +501,38 @@ static inline void store_number_pieces(StatePlan *s) {
     const int storages = s->model->storages;
     int number = 0;
     for (int i = 0, last; i < storages; i = last + 1) {
-        const int wave = s->rows[i].rule.wave;
+        const int wave = s->rows[i].wave;
         last = wave < 0 ? i : wave;
-        for (int k = i; k <= last; k++) {
-            s->rows[k].first_piece[0] = number;
-            number += s->rows[k].pieces;
-        }
-        for (int k = i; k <= last && wave >= 0; k++) {
-            s->rows[k].first_piece[1] = number;
-            number += s->rows[k].pieces;
+        for (int second = 0; second < (wave < 0 ? 1 : 2); second++) {
+            for (int k = i; k <= last; k++) {
+                s->rows[k].first_piece[second] = number;
+                number += row_holds(&s->rows[k]) ? s->rows[k].pieces : 0;
+            }
         }
     }
 }
 // Plans the pieces of offloaded states, and the buffers through which they move.
 static inline void store_plan_pieces(StatePlan *s) {
     const Offload *o = s->policy.offload;
-    for (int i = 0; i < s->model->storages; i++) {
-        s->rows[i].pieces = store_holds(s, i) ? s->rows[i].rule.pieces : 0;
-        s->rows[i].cpu_updates = s->rows[i].pieces && o->cpu_update;
-    }
     store_number_pieces(s);
-    s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
+    s->offload_buffer_bytes = store_offload_buffer_bytes(s);
     s->offload_buffers.on_host = o && o->cpu_update;
     *(s->offload_buffers.on_host ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) =
         MOVING_PIECES * s->offload_buffer_bytes;
-    s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
+    s->sum_bytes = store_sum_bytes(s);
     s->sum_buffers.on_host = true;
     s->sum_buffers.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
 }
 
-// Decides where every state is stored. It allocates only tables, so predictions use it, too. ranks
-// has all ranks, as the rank of this store sees them. ranks and placement must outlive the store.
-static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
-                                   const Placement *placement, ZeroPolicy policy, DType dtype,
-                                   DType wire, const Optimizer *optimizer) {
-    StatePlan s = {};
-    s.model = m;
-    s.policy = policy;
-    s.dtype = dtype;
-    s.wire = wire;
-    s.optimizer = optimizer;
-    s.steps_overlap = policy.p2p != NULL;
-    s.ranks = ranks;
-    s.placement = placement;
-    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
-    s.layout = layout_make(m, ranks, placement, &policy);
-    s.world = process_group_of_all(ranks);
-    s.buckets = new_array(Bucket, m->storages, "buckets");
-    s.rows = new_array(StorageRow, m->storages, "states");
-    StorageRule *rules = storage_rules(m, &s.policy, &s.layout.owners);
-    for (int i = 0; i < m->storages; i++) {
-        StorageRow *row = &s.rows[i];
-        row->rule = rules[i];
-        row->owners = layout_process_group(&s.layout, i);
-        if (policy.p2p) { row->p2p = policy.p2p->storage[i]; }
-        row->borrowed = policy.p2p && policy.p2p->borrows && row->owners->all.me < 0;
+// Gives every state its position, after the policies have filled the rows.
+static inline void store_set_positions(StatePlan *s) {
+    store_plan_buckets(s);
+    store_plan_states(s);
+    store_plan_pieces(s);
+    if (s->policy.matrices) {
+        s->matrices = matrices_plan(s->model, s->rows, s->ranks->n, s->dtype);
     }
-    free(rules);
-    store_plan_buckets(&s);
-    store_plan_states(&s);
-    store_plan_pieces(&s);
-    if (policy.matrices) { s.matrices = matrices_plan(&s.layout, s.rows, ranks->n, dtype); }
-    return s;
 }
 
 static inline void store_plan_free(StatePlan *s) {
@@ -634,8 +544,9 @@ static inline void store_plan_free(StatePlan *s) {
     for (int i = 0; i < s->model->storages; i++) {
         free_all(s->rows[i].exchange.to, s->rows[i].exchange.from);
     }
+    for (int i = 0; i < s->group_count; i++) { process_group_free(&s->groups[i]); }
+    free_all(s->groups, s->rows[0].p2p.places); // (cyclic_routes.h: the first row has all of them)
     free_all(s->buckets, s->rows);
-    layout_free(&s->layout);
     process_group_free(&s->world);
     memset(s, 0, sizeof *s);
 }

@@ -1,6 +1,6 @@
 // policy.h: the kinds of states, and what decides where they are: the flags of ZeRO (ZeroPolicy),
-// what is offloaded (Offload), and who passes what to whom in point-to-point mode (P2p). These are
-// plain values: other files fill them from the options, and the table of states (table.h) follows
+// what is offloaded (Offload), and what a rank passes on in point-to-point mode (P2p). These are
+// plain values: other files fill them from the options, and the rows of storages (table.h) follow
 // from them.
 #ifndef POLICY_H
 #define POLICY_H
@@ -77,7 +77,7 @@ static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
 // gathered for each use, as at stage 3, into slots that blocks share. Parameters in fp32 are their
 // own masters, and one state with them.
 typedef struct {
-    unsigned char *host; // [storages] bits of kinds
+    unsigned char *host; // [storages] bits of kinds, which rows take (table.h)
     // the host updates what it holds: of a storage all states of the optimizer, or none
     bool cpu_update;
     // [storages] bits of the optimizer's states that are on a disk (state/disk.h) and are read to
@@ -86,31 +86,10 @@ typedef struct {
     const char *folder; // of the files on disk
     bool gradients;     // gradients may be on the host
     bool delays;        // updates are one step late; then all gradients and masters are there
-    int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
 #endif
-static inline bool offload_has(const Offload *o, int storage, StateKind kind) {
-    return o && (o->host[storage] >> kind & 1);
-}
-static inline bool offload_has_any(const Offload *o, StateKind kind) {
-    bool any = false;
-    for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
-    return any;
-}
-static inline bool offload_has_states(const Offload *o, int storage) {
-    return o && (o->host[storage] & ((1 << HOST_KINDS) - 1));
-}
-
-static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) {
-    return o && o->disk && (o->disk[storage] >> kind & 1);
-}
-// Returns how many kinds of a storage's states are on disk.
-static inline int offload_kinds_on_disk(const Offload *o, int storage) {
-    return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0;
-}
-
 // Pieces of states from the host that are on the device at once, at most: one arrives while the
 // other leaves.
 enum { MOVING_PIECES = 2 };
@@ -157,24 +136,10 @@ static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
-// A storage whose states travel by p2p messages. It has one owner, which updates it. Other ranks
-// compute with copies of its parameters, and send it their gradients.
+// States that travel by p2p messages instead of collectives of all owners (cyclic.h): what a rank
+// stores and exchanges.
 typedef struct {
-    int owner;   // rank that updates it
-    bool *taken; // [ranks] whether the rank computes with its parameters
-    int keeper;  // rank that saves the version before the newest, if one is kept
-    // versions of the parameters that this rank keeps: 0, 1 or 2. Version v is stored in buffer v
-    // modulo places
-    int places;
-    bool adds;     // this rank contributes to the gradient
-    bool comes;    // this rank receives sums, or parts of sums, of its gradient
-    int grad_slot; // slot that receives its sums
-    int stage;     // that it belongs to; wte belongs to the first, and the last uses it, too
-} P2pStorage;
-// States that travel by p2p messages instead of collectives of all owners (cyclic.h).
-typedef struct {
-    int rank;            // this one
-    P2pStorage *storage; // [storages]
+    int rank; // this one
     // sums stay on this rank from one micro-batch to the next, and gradients of micro-batches are
     // made in slots; otherwise each gradient has a buffer of its own
     bool stays;
@@ -187,7 +152,8 @@ typedef struct {
     Pieces pieces; // of a step
     // the pieces of a micro-batch are added up here; otherwise there is one, or each is sent
     bool joins_pieces;
-    int grad_slots; // slots for received sums
+    int made, whole; // kinds of states: a piece's gradient, as it is made; its micro-batch's
+    int grad_slots;  // slots for received sums
     // only owners keep parameters: other ranks borrow those of a stage for each use, and send its
     // gradients to the owner without adding to them
     bool borrows;
@@ -210,12 +176,12 @@ typedef struct {
     int partition;
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
-    bool accumulates;       // a step has several micro-steps
-    bool keeps_gathered;    // wte stays acquired from the head to the embedding (dp.h)
-    bool matrices;          // the optimizer needs whole matrices of blocks (matrices.h)
-    const P2p *p2p;         // NULL: states travel by collectives
-    const Offload *offload; // NULL: all states are on the device
-    bool forward_only;      // --prompt: there are no gradients and no moments
+    bool accumulates;                // a step has several micro-steps
+    bool keeps_gathered;             // wte stays acquired from the head to the embedding (dp.h)
+    bool matrices;                   // the optimizer needs whole matrices of blocks (matrices.h)
+    const struct CyclicPlan *cyclic; // cyclic.h; NULL: states travel by collectives
+    const Offload *offload;          // NULL: all states are on the device
+    bool forward_only;               // --prompt: there are no gradients and no moments
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool keeps_gathered) {
@@ -233,22 +199,5 @@ static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool ke
     z.weights.block = z.gradients.block = o->zero_quant_block;
     return z;
 }
-
-// What the policies decide about a storage. storage_rules() makes these rows once, for a schedule
-// and for a rank's states.
-typedef struct {
-    int param_slot, grad_slot; // slot of the gathered parameters, of the gradient; -1: its own
-    bool gathers;              // parameters need a PREFETCH before each use; else they stay
-    bool reduces_often;        // REDUCE runs in each micro-batch; else once in a step
-    bool tied;                 // used by several stages: its gradient is reduced last
-    bool turns;                // it is a block that may share slots with others
-    SumPlace sum;              // place of the gradient's sum between micro-batches
-    int bucket;   // first storage of the bucket in which its gradient travels; -1: it travels alone
-    int pieces;   // in which states on the host are updated; 0: none are there
-    bool on_disk; // some states are on disk: READ before, WRITE after the update
-    // last storage of the wave in which its matrices are made orthogonal, which is in sequence
-    // (matrices.h); -1: none. Its pieces come twice: for DIRECT, and for UPDATE
-    int wave;
-} StorageRule;
 
 #endif

@@ -195,9 +195,7 @@ static inline void process_group_join(Comm *comm, ProcessGroup *p) {
 // ranks call it.
 static inline void store_join(StatePlan *s, Comm *comm) {
     process_group_join(comm, &s->world);
-    for (int i = 0; i < s->layout.owners.count; i++) {
-        process_group_join(comm, &s->layout.process_groups[i]);
-    }
+    for (int i = 0; i < s->group_count; i++) { process_group_join(comm, &s->groups[i]); }
 }
 
 // Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the
@@ -258,8 +256,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
             buffer_allocate(&s->plan.device[kind], state_uses[kind].memory, state_uses[kind].what);
     }
     store_allocate_offload(s);
-    for (int i = 0; i < s->plan.layout.owners.count; i++) {
-        const Group *all = &s->plan.layout.process_groups[i].all;
+    for (int i = 0; i < s->plan.group_count; i++) {
+        const Group *all = &s->plan.groups[i].all;
         if (all->me < 0) { continue; }
         const StateBuffer *params = &s->plan.device[STATE_PARAMETERS],
                           *grads = &s->plan.device[STATE_GRADIENT];
@@ -286,8 +284,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
         (ExactSum *)memory_take_host(sizeof *s->memory.squares_read, "the gradient's norm");
     for (int k = 0; k < SHARED_SLOTS; k++) { s->flight.occupant[k] = -1; }
     if (!s->plan.steps_overlap) { return; }
-    s->flight.head_begun = new_array(bool, s->plan.policy.p2p->heads, "store");
-    s->flight.head_coming = new_array(CommRequest, s->plan.policy.p2p->heads, "store");
+    s->flight.head_begun = new_array(bool, s->plan.p2p.heads, "store");
+    s->flight.head_coming = new_array(CommRequest, s->plan.p2p.heads, "store");
     for (size_t i = 0; i < n * REQUEST_KINDS; i++) {
         s->flight.progress[i / REQUEST_KINDS].requests[i % REQUEST_KINDS].open =
             (CommRequest *)checked_malloc(REQUEST_USES * (size_t)comm->ranks * sizeof(CommRequest),
@@ -365,48 +363,53 @@ static inline bool store_has_state(const Store *s, StateKind kind) {
     return kind == STATE_GRADIENT ? s->flight.pending : store_plan_has_state(&s->plan, kind);
 }
 static inline bool store_keeps_previous(const StatePlan *s, int storage) {
-    return s->rows[storage].p2p.places > 1;
+    return s->rows[storage].places > 1;
 }
 // Returns the offset in the file of one kind of state of a piece. elements: size of the piece; only
 // the last piece of a storage is shorter than the others.
 static inline int64_t store_place_on_disk(const StatePlan *s, StateKind kind, int storage,
                                           int piece, int64_t elements) {
-    const Offload *o = s->policy.offload;
+    const StorageRow *row = &s->rows[storage];
     // kinds of this storage that precede this one
-    const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1));
-    const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
-    return s->rows[storage].disk_at + piece * store_stored_bytes(o, storage, most) +
+    const int before = __builtin_popcount(row->disk & ((1u << kind) - 1));
+    const int64_t longest = store_longest_piece(s, storage);
+    return row->disk_at + piece * store_stored_bytes(s, storage, longest) +
            before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
 }
-// Reads or writes n elements of a state on disk, from element `at` of the slice on, across pieces.
-// Must follow store_wait_all.
-static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at,
-                                     int64_t n, float *memory, bool writes) {
-    const int64_t own = store_own_elements(&s->plan, storage), most = offload_piece(s->plan.model),
-                  word = sizeof(float);
-    for (int64_t from = at, count; from < at + n; from += count) {
+// A range of a state: n elements of a storage's slice, from element `at` on.
+typedef struct {
+    StateKind kind;
+    int storage;
+    int64_t at, n;
+} StateRange;
+// Reads or writes a range of a state on disk, across pieces. Must follow store_wait_all.
+static inline void store_access_disk(const Store *s, const StateRange *r, float *memory,
+                                     bool writes) {
+    const int64_t own = store_own_elements(&s->plan, r->storage),
+                  most = offload_piece(s->plan.model), word = sizeof(float), end = r->at + r->n;
+    for (int64_t from = r->at, count; from < end; from += count) {
         const int64_t piece = from / most, within = from % most,
                       elements = min_i64(most, own - piece * most);
-        count = min_i64(at + n - from, elements - within);
+        count = min_i64(end - from, elements - within);
         const int64_t place =
-            store_place_on_disk(&s->plan, kind, storage, (int)piece, elements) + within * word;
-        disk_access(s->memory.disk, place, count * word, memory + (from - at),
+            store_place_on_disk(&s->plan, r->kind, r->storage, (int)piece, elements) +
+            within * word;
+        disk_access(s->memory.disk, place, count * word, memory + (from - r->at),
                     s->plan.disk_buffer_bytes, writes);
     }
 }
-// Reads or writes n elements of a state from element `at` of its slice on, in the precision it is
-// stored in, wherever it is. memory: on the host. Must follow store_wait_all.
-static inline void store_access(const Store *s, StateKind kind, int storage, int64_t at, int64_t n,
-                                void *memory, bool writes) {
-    const State *x = store_record(&s->plan, kind, storage);
+// Reads or writes a range of a state, in the precision it is stored in, wherever it is. memory: on
+// the host. Must follow store_wait_all.
+static inline void store_access(const Store *s, const StateRange *r, void *memory, bool writes) {
+    const State *x = store_record(&s->plan, r->kind, r->storage);
     const int64_t size = s->plan.device[x->copy_of].size,
-                  version = store_now(s, storage) + (kind == STATE_PREVIOUS);
+                  version = store_now(s, r->storage) + (r->kind == STATE_PREVIOUS);
     if (x->place == PLACE_DISK) {
-        store_access_disk(s, kind, storage, at, n, (float *)memory, writes);
+        store_access_disk(s, r, (float *)memory, writes);
         return;
     }
-    char *state = store_at(s, kind, storage, version) + at * size;
-    const size_t bytes = n * size;
+    char *state = store_at(s, r->kind, r->storage, version) + r->at * size;
+    const size_t bytes = r->n * size;
     if (x->place == PLACE_HOST) {
         memcpy(writes ? state : memory, writes ? memory : state, bytes);
     } else if (writes) {
@@ -417,11 +420,13 @@ static inline void store_access(const Store *s, StateKind kind, int storage, int
 }
 static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at,
                                     int64_t n, void *out) {
-    store_access(s, kind, storage, at, n, out, false);
+    const StateRange r = {kind, storage, at, n};
+    store_access(s, &r, out, false);
 }
 static inline void store_write_state(const Store *s, StateKind kind, int storage, int64_t at,
                                      int64_t n, const void *in) {
-    store_access(s, kind, storage, at, n, (void *)(uintptr_t)in, true);
+    const StateRange r = {kind, storage, at, n};
+    store_access(s, &r, (void *)(uintptr_t)in, true);
 }
 // Are the parameters of this rank's slices neither NaN nor infinite? Must follow store_wait_all.
 static inline bool store_is_finite(const Store *s) {

@@ -13,11 +13,6 @@
 //              the host, piece by piece, and as late as when the piece after next arrives. So sums
 //              have the same bits as on the device, and at the update they are where the CPU needs
 //              them.
-// Messages     (p2p.h) ((g_1 + g_2) + g_3) + ... over a step's micro-batches, always in this order,
-//              so every execution gives the same bits. A gradient is made in a buffer of its own.
-//              Where sums do not stay, the owner adds the gradients before its own apart, then this
-//              sum to its own gradient, then the others. The gradients of pieces are complete
-//              before they are added to those of earlier pieces of their micro-batch.
 #ifndef SUMS_H
 #define SUMS_H
 
@@ -28,7 +23,6 @@
 #include "model/gpt.h"
 #include "ops/ops.h"
 #include "state/layout.h"
-#include "state/p2p.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
@@ -50,7 +44,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 // Returns the buffer for contributions to a storage's gradient of this step. *accumulate: true if
 // it holds contributions already, and more must be added.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    const int slot = s->plan.rows[storage].rule.grad_slot,
+    const int slot = s->plan.rows[storage].grad_slot,
               before = slot < 0 ? storage : s->flight.occupant[slot];
     bool *first = &s->flight.progress[storage].empty;
     if (*first && before >= 0) {
@@ -150,7 +144,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 // Writes this rank's contribution into the message of its bucket, and sends the message when it is
 // full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Bucket *b = &s->plan.buckets[s->plan.rows[storage].bucket];
+    const Bucket *b = s->plan.rows[storage].exchange_bucket;
     const Group *all = &b->process_group->all;
     BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     assert(p->bucket == b && p->next == storage); // the validator proves it
@@ -181,7 +175,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     }
     p->empty = true;
     p->summed |= !on_host;
-    if (s->plan.rows[storage].bucket >= 0) {
+    if (s->plan.rows[storage].exchange_bucket) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
@@ -216,7 +210,7 @@ static inline void store_finish_adding(Store *s, int slot) {
 // there.
 static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
-    const bool adds = p->summed && s->plan.rows[storage].rule.sum == SUM_IS_ADDED;
+    const bool adds = p->summed && s->plan.rows[storage].sum == SUM_IS_ADDED;
     int64_t begin, n = store_own(&s->plan, storage, &begin);
     float *sum = store_floats(s, STATE_GRADIENT, storage, step);
     float *slice = store_full_gradient(s, storage) + begin;
@@ -250,7 +244,7 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     store_move(s, link, store_at(s, STATE_GRADIENT, storage, step),
                store_full(s, STATE_GRADIENT, storage), n * (int64_t)sizeof(float), true);
     ops_follow(s->memory.stream, link);
-    const int slot = s->plan.rows[storage].rule.grad_slot;
+    const int slot = s->plan.rows[storage].grad_slot;
     if (slot >= 0) { s->flight.occupant[slot] = storage; }
     s->flight.progress[storage].empty = false;
 }
@@ -273,153 +267,6 @@ static inline void store_finish_sums(Store *s) {
         store_finish_adding(s, i);
         ops_wait(&s->memory.offload_buffer[i].link);
     }
-}
-
-// -------------------------------------------------------------------------------------------------
-// By messages
-
-// True once a piece has a contribution to the gradient. `micro` counts pieces through all steps.
-static inline bool *store_gradient_begun(Store *s, int storage, int64_t micro) {
-    return storage ? &s->flight.progress[storage].summed
-                   : &s->flight.head_begun[micro % s->plan.policy.p2p->heads];
-}
-// Returns the buffer of a micro-batch's gradient where sums do not stay. The owner's becomes the
-// sum.
-static inline float *store_step_gradient(const Store *s, int storage, int64_t micro) {
-    const Pieces *pieces = &s->plan.policy.p2p->pieces;
-    return store_floats(s, STATE_GRADIENT, storage, micro / pieces_of_step(pieces));
-}
-// Returns the buffer in which the gradient of a micro-batch, or of one of its pieces, is made.
-static inline float *store_gradient_buffer(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
-    return r->stays          ? store_floats(s, STATE_MADE, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_step_gradient(s, storage, micro);
-}
-// Returns the gradient of a micro-batch: when it is complete, or, with pieces, as far as it is.
-static inline float *store_micro_gradient(const Store *s, int storage, int64_t micro) {
-    const P2p *r = s->plan.policy.p2p;
-    return !r->stays         ? store_step_gradient(s, storage, micro)
-           : r->joins_pieces ? store_floats(s, STATE_PIECES, storage, 0)
-                             : store_gradient_buffer(s, storage, micro);
-}
-// Waits until the messages that send from a storage's gradient buffer are complete, including those
-// of other storages that share its slot.
-static inline void wait_gradient_buffer_free(Store *s, int storage) {
-    const P2p *r = s->plan.policy.p2p;
-    requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-    for (int i = 1; r->borrows && storage && i < s->plan.model->storages; i++) {
-        if (s->plan.rows[i].p2p.grad_slot == s->plan.rows[storage].p2p.grad_slot) {
-            requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM));
-        }
-    }
-}
-// Returns the buffer for contributions to the gradient of a micro-batch, or of one of its pieces.
-// *accumulate: it holds contributions already, and more must be added.
-static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
-    bool *begun = store_gradient_begun(s, storage, micro);
-    if (!*begun) { wait_gradient_buffer_free(s, storage); }
-    if (!storage) {
-        comm_wait(s->memory.comm, &s->flight.head_coming[micro % s->plan.policy.p2p->heads]);
-    }
-    *accumulate = *begun;
-    *begun = true;
-    return store_gradient_buffer(s, storage, micro);
-}
-// Adds a gradient to the sum of those before it, or copies the first one.
-static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient,
-                                        bool first) {
-    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
-    if (first) {
-        ops_copy(s->memory.stream, sum, gradient, (size_t)elements * sizeof(float));
-    } else {
-        ops_accumulate(s->memory.stream, sum, gradient, elements);
-    }
-}
-// Ends a piece's gradient, and with the last piece that of its micro-batch. micro: number of the
-// piece through all steps; piece: number within the step.
-static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
-    const P2p *r = s->plan.policy.p2p;
-    const int64_t elements = gpt_storage_elements(s->plan.model, storage);
-    bool accumulate, *begun = store_gradient_begun(s, storage, micro);
-    // the piece has no samples
-    if (!*begun) {
-        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate),
-                 (size_t)elements * sizeof(float));
-    }
-    *begun = false;
-    // the head's part may be on its way still: a piece without samples has not waited for it
-    if (!storage) { comm_wait(s->memory.comm, &s->flight.head_coming[micro % r->heads]); }
-    float *sum = store_gradient_buffer(s, storage, micro),
-          *made = store_micro_gradient(s, storage, micro);
-    if (made != sum) {
-        store_join_gradients(s, storage, made, sum, piece_within(&r->pieces, piece) == 0);
-    }
-}
-// Adds the sum of earlier micro-batches of the step to a micro-batch's gradient, if this rank owns
-// the storage.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
-    const int in_step = piece_micro(&r->pieces, piece);
-    float *made = store_micro_gradient(s, storage, micro);
-    if (!piece_is_last(&r->pieces, piece)) { return; }
-    // the gradient of another rank's storage is sent to its owner as it is
-    if (!store_holds(&s->plan, storage)) { return; }
-    if (r->stays) {
-        store_join_gradients(s, storage, store_floats(s, STATE_GRADIENT, storage, step), made,
-                             in_step == 0);
-    } else if (in_step > 0) {
-        ops_accumulate(s->memory.stream, made, store_floats(s, STATE_MADE, storage, 0),
-                       gpt_storage_elements(s->plan.model, storage));
-    }
-}
-// Adds a part of a sum that was received: another rank's gradient, or its piece.
-static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
-    const P2p *r = s->plan.policy.p2p;
-    // the gradients before this rank's own one are added up apart from it
-    const bool apart = !r->stays && piece_micro(&r->pieces, piece) < r->rank;
-    float *part = store_floats(s, STATE_RECEIVED, storage, 0);
-    requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
-    if (r->stays && r->joins_pieces) {
-        float *whole = store_micro_gradient(s, storage, 0);
-        store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
-        if (!piece_is_last(&r->pieces, piece)) { return; }
-        part = whole;
-    }
-    float *sum = store_floats(s, apart ? STATE_MADE : STATE_GRADIENT, storage, apart ? 0 : step);
-    store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
-}
-// Sends the head's part of a micro-batch's gradient of wte to the rank with the embedding, which
-// adds its own part.
-static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer,
-                                   int64_t step) {
-    const size_t bytes = store_full_bytes(&s->plan, STATE_GRADIENT, storage);
-    bool accumulate, *begun = store_gradient_begun(s, storage, micro);
-    float *made = store_gradient_buffer(s, storage, micro);
-    if (!send) {
-        const CommLabel label = {"gradient", storage, step};
-        assert(!storage && !*begun);
-        requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
-        s->flight.head_coming[micro % s->plan.policy.p2p->heads] =
-            comm_receive_begin(s->memory.comm, label, peer, made, bytes);
-        *begun = true;
-        return;
-    }
-    // the piece has no samples
-    if (!*begun) {
-        ops_zero(s->memory.stream, store_own_gradient(s, storage, micro, &accumulate), bytes);
-    }
-    *begun = false;
-    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, STATE_GRADIENT, storage,
-                  step, peer, 0, made);
-}
-// Sends the gradient of a micro-batch to the owner of the storage, or receives it there.
-static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
-    PendingRequests *requests =
-        store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
-    requests_post(s, requests, send, STATE_GRADIENT, storage, step, peer, sum_channel(storage),
-                  send ? store_micro_gradient(s, storage, 0)
-                       : store_floats(s, STATE_RECEIVED, storage, 0));
 }
 
 #endif

@@ -62,7 +62,7 @@ static inline Piece store_piece(Store *s, int storage, int number) {
     p.begin = min_i64(own, within * most);
     p.count = min_i64(most, own - p.begin);
     p.buffer = &s->memory.offload_buffer[(row->first_piece[second] + within) % MOVING_PIECES];
-    if (row->rule.on_disk && p.count) {
+    if (row->disk && p.count) {
         p.disk = &s->memory.disk->buffer[(row->first_stored + number) % DISK_PIECES];
     }
     return p;
@@ -83,7 +83,7 @@ static inline char *store_piece_at(Store *s, StateKind kind, const Piece *p, int
 // Starts to read what is on disk of a piece into its buffer, or to write it.
 static inline void store_move_stored(Store *s, const Piece *p, bool writes) {
     if (!p->count) { return; }
-    const int64_t bytes = store_stored_bytes(s->plan.policy.offload, p->storage, p->count);
+    const int64_t bytes = store_stored_bytes(&s->plan, p->storage, p->count);
     disk_start(p->disk,
                store_place_on_disk(&s->plan, STATE_MASTER, p->storage, p->number, p->count), bytes,
                writes);
@@ -110,8 +110,7 @@ static inline char *store_round_delayed(Store *s, const Piece *p) {
 static inline void store_move_piece(Store *s, const Piece *p, int64_t step, bool in) {
     const bool cpu = s->plan.rows[p->storage].cpu_updates, delays = store_delays(&s->plan);
     PiecePart parts[PIECE_PARTS];
-    const int count =
-        store_piece_parts(&s->plan, s->plan.policy.offload, p->storage, p->second, parts);
+    const int count = store_piece_parts(&s->plan, p->storage, p->second, parts);
     if (!p->count) { return; }
     if (!in || delays) { ops_follow(&p->buffer->link, s->memory.stream); }
     if (in && !cpu && p->disk) { disk_wait(p->disk); }
@@ -221,31 +220,12 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// Begins a new version on its owner. If fp32 parameters are their own masters, and the previous
-// version stays, the new one begins as its copy.
-static inline void store_begin_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_open_version(s, storage, version);
-    if (before != store_newest(s, storage) && s->plan.dtype == DTYPE_FP32) {
-        ops_copy(s->memory.stream, store_newest(s, storage), before,
-                 store_full_bytes(&s->plan, STATE_GRADIENT, storage));
-    }
-}
-// Makes a version that equals the previous one, because this step does not update the storage.
-static inline void store_skip_version(Store *s, int storage, int64_t version) {
-    const char *before = store_newest(s, storage);
-    store_begin_version(s, storage, version);
-    s->flight.progress[storage].noised = false;
-    if (before == store_newest(s, storage) || s->plan.dtype == DTYPE_FP32) { return; }
-    ops_copy(s->memory.stream, store_newest(s, storage), before,
-             store_full_bytes(&s->plan, STATE_PARAMETERS, storage));
-}
 // Begins the update of a storage, before its first piece: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
     StorageProgress *p = &s->flight.progress[storage];
     // a gradient is clipped, reduced, given its noise and then used, in this order
     assert(store_holds(&s->plan, storage) && p->noised == s->plan.noise.on);
-    if (s->plan.rows[storage].p2p.places) { store_begin_version(s, storage, step + 1); }
+    if (s->plan.rows[storage].places) { store_begin_version(s, storage, step + 1); }
     p->noised = false;
     if (++p->updates % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
@@ -275,7 +255,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
         } else {
             ops_follow(s->memory.stream, &x.buffer->link);
         }
-        const int n = store_piece_parts(&s->plan, s->plan.policy.offload, storage, x.second, parts);
+        const int n = store_piece_parts(&s->plan, storage, x.second, parts);
         for (int k = 0; k < n; k++) {
             p.at[parts[k].kind] = at;
             at += p.count * parts[k].size;
@@ -289,10 +269,16 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
 // -------------------------------------------------------------------------------------------------
 // Update
 
-// The kernels of each optimizer, in the order of their table.
+// The kernels of each optimizer: for the device, for the host, and of the first part of an update
+// in two parts (matrices.h).
 typedef void OptimizerKernel(Stream *, UpdateSlice, OptimizerStep);
-static OptimizerKernel *const optimizer_kernels[][2] = {
-#define OPTIMIZER_KERNELS(NAME, ...) {ops_##NAME, ops_##NAME##_host},
+typedef void DirectionKernel(Stream *, float *, UpdateSlice, OptimizerStep);
+static const struct {
+    OptimizerKernel *update[2];
+    DirectionKernel *direct;
+} optimizer_kernels[] = {
+#define OPTIMIZER_KERNELS(NAME, COUNT, CUT, DIRECTIONS, ...)                                       \
+    {.update = {ops_##NAME, ops_##NAME##_host}, .direct = (DIRECTIONS)},
     OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
 // Does the storage's update need whole matrices?
 static inline bool store_has_matrices(const StatePlan *s, int storage) {
@@ -319,7 +305,7 @@ static inline void store_update_elements(Store *s, int storage, const UpdatePlac
     for (int k = 0; k < optimizer->moments; k++) {
         u.moment[k] = (float *)(void *)(p->at[STATE_MOMENT + k] + at * word);
     }
-    optimizer_kernels[optimizer - optimizers][p->cpu_update](s->memory.stream, u, o);
+    optimizer_kernels[optimizer - optimizers].update[p->cpu_update](s->memory.stream, u, o);
 }
 // Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
 // to 2-D tensors only.
@@ -343,10 +329,6 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
 
 // -------------------------------------------------------------------------------------------------
 // Updates with whole matrices (matrices.h): directions, their exchange, and the rest of the update
-
-// The kernels of the first part of an update, in the order of the table; NULL: it has one part.
-typedef void DirectionKernel(Stream *, float *, UpdateSlice, OptimizerStep);
-static DirectionKernel *const direction_kernels[] = {ops_adamw_direction, NULL, ops_muon_direction};
 
 // A part of a storage in the memory of an update: count elements, from element `at` of the places
 // on, whose directions are at `direction`.
@@ -404,7 +386,7 @@ static inline void store_direct(Store *s, int storage, int64_t step, OptimizerSt
         for (int i = 0; i < optimizer->moments; i++) {
             u.moment[i] = (float *)(void *)p.at[STATE_MOMENT + i] + part.at;
         }
-        direction_kernels[optimizer - optimizers](s->memory.stream, part.direction, u, o);
+        optimizer_kernels[optimizer - optimizers].direct(s->memory.stream, part.direction, u, o);
     }
     if (piece + 1 >= s->plan.rows[storage].pieces) {
         store_exchange_matrices(s, storage, step, false);

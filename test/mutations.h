@@ -172,7 +172,7 @@ static inline bool mutation_fits(const Action *a, Mutation what, const Program *
     case MUTATE_VERSION_OF_MESSAGE: return versions;
     case MUTATE_STORAGE:
     case MUTATE_STORAGE_OF_MESSAGE: return a->storage >= 0;
-    case MUTATE_USE: return action_is(a->kind, OF_PIECES) && p->map.rule[a->storage].pieces > 0;
+    case MUTATE_USE: return action_is(a->kind, OF_PIECES) && p->map.rows[a->storage].pieces > 0;
     case MUTATE_PEER: return message && p->ranks > 2;
     case MUTATE_SECONDARY: return a->kind == ACT_PREFETCH;
     default: return true;

@@ -1,9 +1,9 @@
 // policies.h: the one place in the tests that knows the order of the fields of ZeroPolicy and
-// Offload.
+// Offload; and plans of states for schedules that no store belongs to.
 #ifndef TEST_POLICIES_H
 #define TEST_POLICIES_H
 
-#include "state/layout.h" // ZeroPolicy
+#include "plan/state_plan.h"
 
 // A small model of any architecture: rows of `architectures` are counted on and on. Every second
 // program that is drawn has a head with a table of its own, of even and odd numbers of layers.
@@ -19,17 +19,47 @@ static inline GptConfig config_of(int arch, int layers) {
 }
 
 // quantized: weights and gradients.
-#define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, p2p, offload)        \
+#define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, cyclic, offload)     \
     {                                                                                              \
         stage, partition, quantized, quantized, false, {8, 256}, {4, 256}, accumulates,            \
-            keeps_gathered, false, p2p, offload                                                    \
+            keeps_gathered, false, cyclic, offload                                                 \
     }
 // Of a stage, for which all states travel by collectives: what it places on the host (NULL:
 // nothing).
 #define ZERO_STAGE(stage, accumulates, offload)                                                    \
     ZERO_POLICY(stage, 1, false, accumulates, false, NULL, offload)
 // host, disk: [storages] bits of kinds.
-#define OFFLOAD(host, cpu_update, disk, gradients, delays, storages)                               \
-    { host, cpu_update, disk, "", gradients, delays, storages }
+#define OFFLOAD(host, cpu_update, disk, gradients, delays)                                         \
+    { host, cpu_update, disk, "", gradients, delays }
+
+// Returns the map of a layout, as its first rank sees it. Its rows are valid until so many others
+// have been made.
+enum { TEST_PLANS = 256 };
+static inline UnitMap test_unit_map(const GptModel *m, const ZeroPolicy *policy,
+                                    const Placement *placement, bool clips) {
+    static struct {
+        GptModel model;
+        StatePlan plan;
+        Group ranks;
+    } made[TEST_PLANS];
+    static int number;
+    int ranks = 0;
+    for (int i = 0; i < placement->stages; i++) {
+        for (int k = 0; k < placement->stage[i].replicas; k++) {
+            ranks = (int)max_i64(ranks, placement->stage[i].ranks[k] + 1);
+        }
+    }
+    const int i = number++ % TEST_PLANS;
+    if (made[i].plan.model) {
+        store_plan_free(&made[i].plan);
+        group_free(&made[i].ranks);
+    }
+    const MixedPrecision fp32 = {DTYPE_FP32, DTYPE_FP32};
+    made[i].model = *m;
+    made[i].ranks = group_cluster(1, ranks);
+    made[i].plan = state_plan(&made[i].model, &made[i].ranks, placement, policy, fp32,
+                              &optimizers[policy->matrices ? 2 : 0]);
+    return unit_map(&made[i].plan, clips);
+}
 
 #endif

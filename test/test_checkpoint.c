@@ -104,8 +104,9 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
     placement_free(&placement);
     placement = pipeline_placement("1", m->units, 1);
-    Store s = {.plan = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32,
-                                  &optimizers[adam ? 0 : 1])};
+    const MixedPrecision precision = {dtype, DTYPE_FP32};
+    Store s = {.plan =
+                   state_plan(m, &world, &placement, &plain, precision, &optimizers[adam ? 0 : 1])};
     store_allocate(&s, &comm, &stream);
     return s;
 }

@@ -17,6 +17,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "pipeline.h"
+#include "plan/state_plan.h"
 #include "schedule/validator.h"
 #include "state/sums.h"
 #include "policies.h" // OFFLOAD
@@ -90,18 +91,18 @@ static Placement placement_of(const Case *c) {
     }
     return p;
 }
-static Program program_of(const Placement *placement, const Setting *setting, bool training) {
+static Program program_of(const StatePlan *states, const Setting *setting, bool training) {
     const PipelinePlan plan = {
-        *placement, setting->kind, WARMUP_A,     MICRO, (int)ceil_div(SAMPLES, MICRO),
-        INT64_MAX,  false,         CLIPS_NOTHING};
+        *states->placement, setting->kind, WARMUP_A,     MICRO, (int)ceil_div(SAMPLES, MICRO),
+        INT64_MAX,          false,         CLIPS_NOTHING};
     Program p;
     char error[400];
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&model, &setting->zero, placement, false);
+    p.map = unit_map(states, false);
     p.ranks = comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_pipeline(&p, &plan, SAMPLES, training);
-    zero_lower(&p, &setting->zero, training);
+    zero_lower(&p, training);
     if (training && !schedule_validate(&p, error, sizeof error)) {
         die(EXIT_INPUT, NULL, "invalid schedule: %s", error);
     }
@@ -202,9 +203,10 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     r->placement = placement_of(c);
     r->version = 0;
     ops_open(&stream, 0, setting->dtype);
-    r->program = program_of(&r->placement, setting, true);
-    r->store = store_of_plan(store_plan(&model, &comm.everyone, &r->placement, setting->zero,
-                                        setting->dtype, setting->wire, &optimizers[0]));
+    const MixedPrecision precision = {setting->dtype, setting->wire};
+    r->store = store_of_plan(state_plan(&model, &comm.everyone, &r->placement, &setting->zero,
+                                        precision, &optimizers[0]));
+    r->program = program_of(&r->store.plan, setting, true);
     store_join(&r->store.plan, &comm);
     store_predict(&r->store.plan, predicted);
     memcpy(before, memory_taken, sizeof before);
@@ -360,7 +362,7 @@ static void test_setting(const Case *c, const Setting *setting) {
     check_holdings(&r);
     train_rig(&r);
     // the last versions, with and without gathers
-    Program evaluation = program_of(&r.placement, setting, false);
+    Program evaluation = program_of(&r.store.plan, setting, false);
     run(&r, &evaluation.rank[comm.rank], STEPS);
     program_free(&evaluation);
     rig_free(&r);
@@ -412,7 +414,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, model.storages);
+            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false);
             for (int storage = 0; storage < model.storages; storage++) {
                 const int draw =
                     (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);

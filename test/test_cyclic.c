@@ -57,24 +57,22 @@ static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int sla
 // training: the window of a step; else a pass that does not train, over the same samples.
 static Program program_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples,
                                 bool training) {
-    P2p p2p = cyclic_p2p(plan, m, 0);
     Placement placement = plan->mode == CYCLIC_MODEL
                               ? cyclic_placement(plan)
                               : pipeline_placement("1", m->units, plan->ranks);
-    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, plan, NULL);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &policy, &placement, false);
+    p.map = test_unit_map(m, &policy, &placement, false);
     p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
     if (training) {
         schedule_cyclic(&p, plan, samples, 0);
     } else {
         schedule_sequential(&p, samples, 2, false);
-        zero_lower(&p, &policy, false);
+        zero_lower(&p, false);
     }
     placement_free(&placement);
-    p2p_free(&p2p, m->storages);
     return p;
 }
 static Program window_of_model(const CyclicPlan *plan, const GptModel *m, int64_t samples) {
@@ -115,9 +113,13 @@ static void table_compute(Table *t, const CyclicPlan *plan, int rank, const Acti
     }
     t->good = t->good && a->micro == (int)a->step * plan->N + rank;
 }
+// The stage of a storage is that of the first unit that uses it.
+static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) {
+    return cyclic_stage_of_unit(plan, cyclic_unit_of_storage(map, storage));
+}
 static void table_acquire(Table *t, const CyclicPlan *plan, const UnitMap *map, int rank,
                           const Action *a) {
-    int *version = &t->version[a->step][rank][cyclic_stage_of_storage(plan, map, a->storage)];
+    int *version = &t->version[a->step][rank][stage_of_storage(plan, map, a->storage)];
     t->good = t->good && (*version < 0 || *version == a->version);
     *version = (int)a->version;
 }
@@ -135,7 +137,7 @@ static Table *table_of(const CyclicPlan *plan, int steps) {
             if (action_computes(a->kind)) { table_compute(t, plan, r, a, &slot); }
             if (a->kind == ACT_ACQUIRE) { table_acquire(t, plan, &p.map, r, a); }
             if (a->kind == ACT_UPDATE) {
-                t->updated[slot][0] = cyclic_stage_of_storage(plan, &p.map, a->storage);
+                t->updated[slot][0] = stage_of_storage(plan, &p.map, a->storage);
                 t->updated[slot][1] = (int)a->step + 1;
             }
         }
@@ -411,9 +413,9 @@ static void test_triangles_send(void **state) {
                 for (int i = 0; i < p.rank[r].count; i++) {
                     const Action *a = &p.rank[r].actions[i];
                     const int owner =
-                        a->storage < 0 ? -1
-                                       : cyclic_owner(&plan, cyclic_stage_of_storage(&plan, &p.map,
-                                                                                     a->storage));
+                        a->storage < 0
+                            ? -1
+                            : cyclic_owner(&plan, stage_of_storage(&plan, &p.map, a->storage));
                     if (a->kind == ACT_SEND_SUM) {
                         sums[a->storage]++;
                         assert_int_equal(a->peer, owner);
@@ -427,23 +429,21 @@ static void test_triangles_send(void **state) {
             cyclic_window_free(&p);
         }
         for (int s = 0; s < m.storages; s++) {
-            const int width = N - cyclic_stage_of_storage(&plan, &window.map, s);
+            const int width = N - stage_of_storage(&plan, &window.map, s);
             assert_int_equal(sums[s] * width, period * cyclic_step_pieces(&plan) * (width - 1));
             // and of wte one to the head's
             assert_int_equal(versions[s], period * (width - 1 + (s == 0)));
         }
         for (int r = 0; r < plan.ranks; r++) {
-            P2p p2p = cyclic_p2p(&plan, &m, r);
             for (int s = 0; s < m.storages; s++) {
-                const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
+                const int stage = stage_of_storage(&plan, &window.map, s);
                 const bool takes =
                     stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
-                assert_int_equal(p2p.storage[s].places > 0, takes);
-                assert_true(p2p.storage[s].places <= 2);
-                assert_int_equal(p2p.storage[s].adds, takes);
-                assert_int_equal(p2p.storage[s].comes, r == p2p.storage[s].owner && stage < N - 1);
+                const P2pStorage *p2p = &window.map.rows[s].p2p;
+                assert_int_equal(p2p->places[r] > 0, takes);
+                assert_true(p2p->places[r] <= 2);
+                assert_int_equal(p2p->several, stage < N - 1);
             }
-            p2p_free(&p2p, m.storages);
         }
         free(sums);
         program_free(&window);
@@ -594,8 +594,7 @@ static void test_bytes(void **state) {
         for (int r = 0; r < N; r++) {
             int64_t expected = 0, sent = 0, received = 0;
             for (int s = 0; s < m.storages; s++) {
-                const bool owns =
-                    cyclic_owner(&plan, cyclic_stage_of_storage(&plan, &p.map, s)) == r;
+                const bool owns = cyclic_owner(&plan, stage_of_storage(&plan, &p.map, s)) == r;
                 expected += (owns ? N - 1 : 1) * gpt_storage_elements(&m, s);
             }
             for (int i = 0; i < p.rank[r].count; i++) {
@@ -615,9 +614,6 @@ static void test_bytes(void **state) {
 // -------------------------------------------------------------------------------------------------
 // Parameters that come for each use
 
-static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) {
-    return cyclic_stage_of_storage(plan, map, storage);
-}
 // How often parameters of a storage travel in a step, to one rank that does not own them: to each
 // forward and backward pass, which in the last stage follow each other; the embedding's backward
 // pass needs none, and wte is wanted by the head, too.
@@ -674,10 +670,9 @@ static void check_volume(const CyclicPlan *plan, const GptModel *m) {
 static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
     Placement placement = pipeline_placement("1", m->units, plan->N);
-    P2p p2p = cyclic_p2p(plan, m, rank);
-    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
-    StatePlan store =
-        store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, &optimizers[0]);
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, plan, NULL);
+    const MixedPrecision precision = {DTYPE_BF16, DTYPE_FP32};
+    StatePlan store = state_plan(m, &seen, &placement, &policy, precision, &optimizers[0]);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
@@ -708,7 +703,6 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     assert_int_equal(store.device[STATE_RECEIVED].slot_bytes, own * 4);
     store_plan_free(&store);
     program_free(&window);
-    p2p_free(&p2p, m->storages);
     placement_free(&placement);
     Group all[] = {ranks, seen};
     group_free(&all[0]);

@@ -10,7 +10,8 @@ tests show can be given.
     Started     every command of README.md and docs/ that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
-    Claims      docs/results.md says of each claim what the page of its paper says
+    Links       every link leads to a file and a section that are there; the section of a claim
+                has the verdict of docs/results.md
     Export      docs/running.md's way from a run to a model file, a folder for transformers, and
                 back
 
@@ -266,6 +267,9 @@ class Parsed(unittest.TestCase):
         for where, command in COMMANDS.documents + COMMANDS.sources:
             with self.subTest(where, command=command):
                 self.check(*split_environment(words_of(command)))
+                given = next((w for w in words_of(command) if "=" not in w and w != "sudo"), "")
+                if given.startswith("scripts/"):
+                    self.assertTrue(os.access(ROOT / given, os.X_OK), f"{given} is not executable")
 
     def check(self, variables, words):
         if any(map(is_trainer, words)):
@@ -595,26 +599,52 @@ SHORT_RUN = [
 
 
 # --------------------------------------------------------------------------------------------------
-def claims_of(text, page):
-    """Number of a claim -> its cells up to the verdict, of a table of claims. Links to places of
-    `page` are written as the page itself writes them."""
-    rows = re.findall(r"(?m)^\| ([A-Z]\d+) \|((?:[^|]+\|){4})", text)
-    return {number: cells.replace(f"(results/{page}#", "(#") for number, cells in rows}
+def slug(heading):
+    """The anchor of a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w -]", "", words).replace(" ", "-")
 
 
-class Claims(unittest.TestCase):
-    PAGES = ("zeropp.md", "dpzero.md", "cyclic.md", "dapple.md", "pseudo.md")
+def sections(text):
+    """Anchor -> text of a section, with those below it."""
+    text = "\n" + re.sub(r"(?m)^    .*$", "", text)  # what is shown as code has no headings
+    found = {name: "" for name in re.findall(r'<a name="(.*?)">', text)}
+    begins = list(re.finditer(r"\n(#+) (.*)", text))
+    for at, begin in enumerate(begins):
+        ends = (b.start() for b in begins[at + 1 :] if len(b[1]) <= len(begin[1]))
+        found[slug(begin[2])] = text[begin.end() : next(ends, len(text))]
+    return found
 
-    def test_pages_agree(self):
-        everything = (ROOT / "docs/results.md").read_text()
-        listed = 0
-        for page in self.PAGES:
-            of_paper = claims_of((ROOT / "docs/results" / page).read_text(), page)
-            of_all = claims_of(everything, page)
-            for number, cells in of_paper.items():
-                self.assertEqual(of_all.get(number), cells, f"{number} in results.md and {page}")
-            listed += len(of_paper)
-        self.assertEqual(listed, len(claims_of(everything, "")))
+
+class Links(unittest.TestCase):
+    SECTIONS = {name: sections((ROOT / name).read_text()) for name in DOCUMENTS}
+
+    def test_every_link(self):
+        """It leads to a file, and where it names a section, to one that is there."""
+        seen = 0
+        for name in DOCUMENTS:
+            for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+                if link.startswith(("http:", "https:")):
+                    continue
+                path, _, anchor = link.partition("#")
+                target = os.path.normpath(os.path.join(os.path.dirname(name), path))
+                target, seen = target if path else name, seen + 1
+                with self.subTest(f"{name}: {link}"):
+                    self.assertTrue((ROOT / target).exists())
+                    self.assertIn(anchor, {"", *self.SECTIONS.get(target, {})})
+        self.assertGreater(seen, 200)
+
+    def test_claims(self):
+        """The section to which a verdict of docs/results.md leads says it, too."""
+        rows = re.findall(
+            r"(?m)^\| ([A-Z]\d+) \|.*\| \[([A-Z ]+)\]\((results/\w+\.md)#([\w-]+)\)[^|]*\|$",
+            (ROOT / "docs/results.md").read_text(),
+        )
+        self.assertEqual(len(rows), 39)
+        for number, verdict, page, anchor in rows:
+            text = self.SECTIONS[f"docs/{page}"][anchor]
+            words = verdict.replace(" ", r"\s+")
+            self.assertRegex(text, rf"\*\*{words}\b", f"{number} in {page}")
 
 
 class Step(unittest.TestCase):

@@ -14,6 +14,7 @@ drawn again. Standard library only.
 
 import json
 import random
+import re
 
 import harness
 from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, TOUCHES, Job, at_once, scratch, shard
@@ -168,6 +169,12 @@ class Layouts(harness.TestCase):
             self.assert_told(job, one, case.tolerances(), what)
 
         at_once(check, range(COUNT))
+
+    def test_optimizers(self):
+        """Layouts of every optimizer are drawn."""
+        line = re.search("--optimizer +<(.*?)>", Job(words=["--help", "all"]).done().out)
+        drawn = {case["optimizer"] for case in Drawn.OPTIMIZERS}
+        self.assertEqual(set(line[1].split("|")), drawn)
 
     def test_actions_touch_what_they_say(self):
         """While an action runs, whatever it does not touch (schedule/touches.h) is not a number, in

@@ -2,7 +2,7 @@
 // everything at each turn. Random models, layouts, policies, budgets, and placements to begin with.
 #include "ops/cpu/ops_cpu.h"
 #include "pipeline.h"
-#include "offload.h"
+#include "plan/state_plan.h"
 #include "state/store.h" // store_free
 
 #include "harness.h"
@@ -14,47 +14,48 @@ static bool toss(void) { return draw(2); }
 // -------------------------------------------------------------------------------------------------
 // The plain way
 
-// Plans a buffer of parameters or gradients from the beginning.
-static StateBuffer plan_gathered(const StatePlan *s, const Offload *o, StateKind kind) {
-    StorageRow *x = calloc((size_t)s->model->storages, sizeof *x);
-    StateBuffer b = store_fill_kind(s, o, kind, x);
-    buffer_plan(&b, x, kind, &s->layout);
-    free(x);
-    return b;
+// Plans everything from the beginning.
+static StatePlan plan_with(const StatePlan *s, const Offload *o) {
+    ZeroPolicy policy = s->policy;
+    policy.offload = o;
+    return state_plan_as(s, s->ranks, &policy);
 }
-static int64_t gathered_less(const StatePlan *s, const Offload *o, StateKind kind) {
-    StateBuffer without = plan_gathered(s, NULL, kind), with = plan_gathered(s, o, kind);
-    const int64_t bytes =
-        (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
-    return bytes;
+static int64_t buffer_bytes(const StatePlan *s, StateKind kind) {
+    return (int64_t)(s->device[kind].held + s->device[kind].slot_bytes);
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
-    const StatePlan *s = f->store;
-    int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o),
-            stashed = 0;
-    for (int i = 0; i < s->model->storages; i++) {
+    StatePlan without = plan_with(f->store, NULL), with = plan_with(f->store, o);
+    const GptModel *m = with.model;
+    int64_t bytes = o->cpu_update ? 0 : -(int64_t)with.offload_buffers.slot_bytes, stashed = 0;
+    for (int i = 0; i < m->storages; i++) {
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-            bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0;
+            bytes += o->host[i] >> kind & 1 ? offload_bytes(f->store, i, (StateKind)kind) : 0;
         }
     }
-    for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
+    for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(s->model, u, used);
-        stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
+        gpt_unit_storages(m, u, used);
+        stashed += f->in_flight * (o->host[used[0]] >> STATE_ACTIVATIONS & 1);
     }
-    bytes += gathered_less(s, o, STATE_PARAMETERS) + gathered_less(s, o, STATE_GRADIENT);
+    for (StateKind kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
+        bytes += buffer_bytes(&without, kind) - buffer_bytes(&with, kind);
+    }
+    store_plan_free(&without);
+    store_plan_free(&with);
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
-    const StatePlan *s = f->store;
-    int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
-    for (int i = 0; i < s->model->storages; i++) {
-        bytes += offload_kinds_on_disk(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float);
+    StatePlan with = plan_with(f->store, o);
+    int64_t bytes = -(int64_t)with.disk_buffers.held;
+    for (int i = 0; i < with.model->storages; i++) {
+        bytes +=
+            __builtin_popcount(o->disk[i]) * store_own_elements(&with, i) * (int64_t)sizeof(float);
     }
+    store_plan_free(&with);
     return bytes;
 }
 typedef int64_t (*Frees)(const OffloadScope *f, const Offload *o);
-// offload_fill. gone: [storages] what has left, of o.
+// offload_until. gone: [storages] what has left, of o.
 static int64_t plain_fill(const OffloadTier *tier, unsigned char *gone, const Offload *o,
                           const OffloadScope *f, Frees frees, double excess) {
     const size_t n = (size_t)f->store->model->storages;
@@ -127,7 +128,6 @@ static Offload draw_offload(const GptModel *m) {
     memset(&o, 0, sizeof o);
     o.host = calloc(2 * (size_t)m->storages, 1);
     o.disk = o.host + m->storages;
-    o.storages = m->storages;
     o.cpu_update = toss();
     o.gradients = toss();
     return o;
@@ -151,10 +151,10 @@ static void fill_both_ways(Offload *o, const OffloadScope *f, bool stored) {
     const double excess = ((double)frees(f, o) + 1000) * (draw(12) - 1) / 9;
     memcpy(gone, first, n);
     const int64_t most = plain_fill(&turns, gone, o, f, frees, excess);
-    free(turns.turns);
+    tier_free(&turns);
     memcpy(plain, gone, n);
     memcpy(gone, first, n);
-    assert_int_equal(offload_fill(offload_tier(o, f, stored), excess), most);
+    assert_int_equal(offload_until(offload_tier(o, f, stored), excess), most);
     assert_memory_equal(gone, plain, n);
     free(first);
 }
@@ -167,9 +167,9 @@ static void test_fill(void **state) {
         Placement placement = draw_placement(&m, &ranks);
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
+        const MixedPrecision precision = {toss() ? DTYPE_FP32 : DTYPE_BF16, DTYPE_FP32};
         StatePlan store =
-            store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16, DTYPE_FP32,
-                       &optimizers[toss()]);
+            state_plan(&m, &seen, &placement, &policy, precision, &optimizers[toss()]);
         Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
         const OffloadScope f = {&store,

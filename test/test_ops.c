@@ -19,6 +19,7 @@
 #include "ops/cpu/ops_cpu.h"
 #endif
 #include "ops/orthogonalise.h"
+#include "state/optimizer.h"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>
 #include <stddef.h>
@@ -3197,6 +3198,17 @@ static void test_tilings(void **state) {
         assert_int_equal(covered, rows * cols);
     }
 }
+// Each optimizer has cases.
+static void test_optimizers(void **state) {
+    (void)state;
+    for (size_t o = 0; o < sizeof optimizers / sizeof *optimizers; o++) {
+        bool has = false;
+        for (size_t i = 0; i < CASES; i++) {
+            has = has || !strcmp(operations[cases[i].op].name, optimizers[o].name);
+        }
+        if (!has) { fail_msg("no cases of \"%s\"", optimizers[o].name); }
+    }
+}
 // What is taken for some rows is enough for fewer: the last batch of a validation is short, its
 // chunks may be longer.
 static void test_workspace(void **state) {
@@ -3239,7 +3251,7 @@ int main(void) {
     OPS_TEST_BEGIN();
 #endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
-    static struct CMUnitTest tests[2 * CASES + FORMATS + 13];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 14];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -3282,6 +3294,7 @@ int main(void) {
         cmocka_unit_test(test_tiles_of_products),
         cmocka_unit_test(test_tilings),
 #endif
+        cmocka_unit_test(test_optimizers),
     };
     memcpy(tests + count, others, sizeof others);
     // a pattern of names: some of the tests

@@ -647,10 +647,10 @@ static const char *const clashes[][3] = {
     {"--optimizer muon --offload optimizer --offload-dir /tmp", "offload-dir", "optimizer"},
     {"--nesterov --optimizer muon", "nesterov", "optimizer"},
     {"--muon-lr 0.02", "muon-lr", "optimizer"},
-    {"--muon-momentum 0.9 --optimizer sgd", "muon-lr", "optimizer"},
-    {"--muon-momentum-warmup 5", "muon-lr", "optimizer"},
-    {"--muon-steps 5 --optimizer adamw", "muon-lr", "optimizer"},
-    {"--muon-weight-decay 0.1", "muon-lr", "optimizer"},
+    {"--muon-momentum 0.9 --optimizer sgd", "muon-momentum", "optimizer"},
+    {"--muon-momentum-warmup 5", "muon-momentum-warmup", "optimizer"},
+    {"--muon-steps 5 --optimizer adamw", "muon-steps", "optimizer"},
+    {"--muon-weight-decay 0.1", "muon-weight-decay", "optimizer"},
     {"--momentum 0.9 --optimizer muon", "momentum", "optimizer"},
     {"--offload-dir /tmp --device-memory 1G --offload none", "offload-dir", "offload"},
     {"--cyclic v1 --offload optimizer", "cyclic", "offload"},
@@ -662,8 +662,8 @@ static const char *const clashes[][3] = {
     {"--momentum 0.9", "momentum", "optimizer"},
     {"--momentum 0.5 --optimizer adamw", "momentum", "optimizer"},
     {"--beta1 0.9 --optimizer sgd", "beta1", "optimizer"},
-    {"--beta2 0.95 --optimizer sgd", "beta1", "optimizer"},
-    {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
+    {"--beta2 0.95 --optimizer sgd", "beta2", "optimizer"},
+    {"--eps 1e-8 --optimizer=sgd", "eps", "optimizer"},
     {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
     {"--trace file", "trace", "profile-steps"},
     {"--pipeline auto --dp-noise 1", "pipeline", "dp-noise"},
@@ -762,6 +762,25 @@ static void test_every_pair_is_refused(void **state) {
             option_find(line_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
         assert_non_null(
             option_find(line_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
+    }
+}
+// Each flag in the table of optimizers is refused by the optimizers that do not have it.
+static void test_flags_of_other_optimizers_are_refused(void **state) {
+    (void)state;
+    const int rows = (int)(sizeof optimizers / sizeof *optimizers);
+    for (int i = 0; i < rows; i++) {
+        char flags[200], *rest = flags;
+        snprintf(flags, sizeof flags, "%s", optimizers[i].flags);
+        for (const char *flag; (flag = strtok_r(rest, " ", &rest));) {
+            const OptionSpec *spec = option_find(line_of("--%s", flag), strlen(flag) + 2);
+            assert_non_null(spec);
+            for (int k = 0; k < rows; k++) {
+                if (!optimizer_lacks(&optimizers[k], flag)) { continue; }
+                check_refused(
+                    line_of("--optimizer %s --%s %s", optimizers[k].name, flag, spec->fallback),
+                    line_of("--%s with --optimizer: ", flag), "--help optimizer");
+            }
+        }
     }
 }
 static void test_near_misses_are_accepted(void **state) {
@@ -1122,6 +1141,7 @@ int main(void) {
         cmocka_unit_test(test_distance),
         cmocka_unit_test(test_cluster),
         cmocka_unit_test(test_every_pair_is_refused),
+        cmocka_unit_test(test_flags_of_other_optimizers_are_refused),
         cmocka_unit_test(test_near_misses_are_accepted),
         cmocka_unit_test(test_help_prints_every_flag),
         cmocka_unit_test(test_help_is_one_screen),

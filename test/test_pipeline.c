@@ -23,7 +23,7 @@ static unsigned char stashed_blocks[] = {0,
                                          1 << STATE_ACTIVATIONS,
                                          1 << STATE_ACTIVATIONS,
                                          0};
-static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false, 7);
+static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false);
 static const ZeroPolicy quantized = ZERO_POLICY(0, 1, true, true, false, NULL, NULL),
                         quantized_two = ZERO_POLICY(2, 1, true, true, false, NULL, NULL);
 static const ZeroPolicy stashing = ZERO_STAGE(0, false, &stashed);
@@ -31,7 +31,7 @@ static Program empty_program_of(const GptModel *m, const Placement *placement, i
                                 const ZeroPolicy *policy, bool clips) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, policy, placement, clips);
+    p.map = test_unit_map(m, policy, placement, clips);
     p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
@@ -282,7 +282,7 @@ static void check_evaluation(const PipelinePlan *plan, const GptModel *m, int ra
     Program p = empty_program_of(m, &plan->placement, ranks, policy, false);
     if (plan->recompute) { unit_map_recomputes(&p.map, &plan->placement); }
     schedule_pipeline(&p, plan, samples, false);
-    zero_lower(&p, policy, false);
+    zero_lower(&p, false);
     write_placement(&plan->placement, text, sizeof text);
     if (!schedule_validate(&p, error, sizeof error)) {
         fail_msg("%s %s M %d rows %d samples %d evaluated: %s", m->arch->name, text,
@@ -319,7 +319,7 @@ static void check_plan(const PipelinePlan *plan, int kind, const GptModel *m, in
         unit_map_recomputes(&p.map, &plan->placement);
     }
     if (clips) { schedule_lower_clip(&p); }
-    zero_lower(&p, policy, true);
+    zero_lower(&p, true);
     schedule_lower_stash(&p);
     if (!schedule_validate(&p, error, sizeof error)) {
         char text[100];
@@ -409,7 +409,7 @@ static void check_clipped_plan(const PipelinePlan *plan, int arch, int ranks, in
     Program p = empty_program_of(&m, &plan->placement, ranks, policy, true);
     schedule_pipeline(&p, plan, samples, true);
     if (plan->recompute) { schedule_lower_recompute(&p); }
-    zero_lower(&p, policy, true);
+    zero_lower(&p, true);
     write_placement(&plan->placement, text, sizeof text);
     if (!schedule_validate(&p, error, sizeof error)) {
         fail_msg("%s M %d rows %d samples %d kind %d clips %d: %s", text, plan->micro_batches,
@@ -522,7 +522,7 @@ static void test_a_gap_is_refused(void **state) {
     PipelinePlan plan = plan_of("3:3,3:1", 6, 4, PIPELINE_DAPPLE, WARMUP_A, 3, 1);
     Program p = empty_program(&plan.placement, 4, 4, &plain);
     schedule_pipeline(&p, &plan, 3, true);
-    zero_lower(&p, &plain, true);
+    zero_lower(&p, true);
     assert_true(schedule_validate(&p, error, sizeof error));
     for (int r = 1; r < 4; r += 2) { // both ends
         Schedule *s = &p.rank[r];

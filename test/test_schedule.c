@@ -23,17 +23,17 @@ static const ZeroPolicy stage_two = ZERO_STAGE(2, true, NULL);
 static const ZeroPolicy stage_three = ZERO_POLICY(3, 2, false, true, false, NULL, NULL);
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = OFFLOAD(moments, false, NULL, false, false, 5),
-                     far_away = OFFLOAD(moments, true, NULL, false, false, 5);
+static const Offload coming = OFFLOAD(moments, false, NULL, false, false),
+                     far_away = OFFLOAD(moments, true, NULL, false, false);
 // all of these on disk
-static const Offload stored = OFFLOAD(moments, false, moments, false, false, 5),
-                     stored_far = OFFLOAD(moments, true, moments, false, false, 5);
+static const Offload stored = OFFLOAD(moments, false, moments, false, false),
+                     stored_far = OFFLOAD(moments, true, moments, false, false);
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
-static const Offload sums = OFFLOAD(gradients, false, NULL, true, false, 7);
+static const Offload sums = OFFLOAD(gradients, false, NULL, true, false);
 // All, of delayed updates.
 static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
-static const Offload one_step_late = OFFLOAD(everything, true, NULL, true, true, 7);
+static const Offload one_step_late = OFFLOAD(everything, true, NULL, true, true);
 static const ZeroPolicy delayed = ZERO_STAGE(2, true, &one_step_late);
 static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
 static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
@@ -44,7 +44,7 @@ enum {
 };
 static unsigned char all_kinds[] = {FAR_STATES,  FAR_STATES,  STASH_BLOCK, STASH_BLOCK,
                                     STASH_BLOCK, STASH_BLOCK, FAR_STATES};
-static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, false, 7);
+static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, false);
 static const ZeroPolicy everything_far = ZERO_STAGE(0, false, &all_on_host);
 static const ZeroPolicy host_updates = ZERO_STAGE(0, false, &far_away);
 static const ZeroPolicy device_reads = ZERO_STAGE(0, false, &stored);
@@ -56,7 +56,7 @@ static Program empty_program_of(const GptModel *m, int ranks, const ZeroPolicy *
     Program p;
     memset(&p, 0, sizeof p);
     Placement placement = pipeline_placement("1", m->units, ranks);
-    p.map = unit_map(m, policy, &placement, style != NOT_CLIPPED);
+    p.map = test_unit_map(m, policy, &placement, style != NOT_CLIPPED);
     placement_free(&placement);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
@@ -80,7 +80,7 @@ static Program lowered(const GptModel *m, int ranks, const ZeroPolicy *policy, W
         p.map.stash_inputs = p.map.stash != NULL;
     }
     if (work.style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
-    zero_lower(&p, policy, true);
+    zero_lower(&p, true);
     schedule_lower_stash(&p);
     return p;
 }
@@ -89,7 +89,7 @@ static Program evaluated(const GptModel *m, int ranks, const ZeroPolicy *policy,
     Program p = empty_program_of(m, ranks, policy, work.style);
     p.map.stash_inputs = work.recompute && p.map.stash;
     schedule_sequential(&p, work.samples, work.rows, false);
-    zero_lower(&p, policy, false);
+    zero_lower(&p, false);
     return p;
 }
 static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute,
@@ -172,8 +172,8 @@ static Program pipeline(int stages, const char *const steps[]) {
     p.micro_batches = 2;
     p.samples = 4;
     program_limit(&p, limits);
-    p.map.rule[0].tied = true; // the first and the last stage use wte
-    zero_lower(&p, &plain, true);
+    ((StorageRow *)(uintptr_t)p.map.rows)[0].tied = true; // the first and the last stage use wte
+    zero_lower(&p, true);
     return p;
 }
 static const char *const two_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 R1 s0 F1 B1 s1"};
@@ -200,8 +200,8 @@ static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle st
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
-    p.map.rule[0].tied = true;
-    zero_lower(&p, &plain, true);
+    ((StorageRow *)(uintptr_t)p.map.rows)[0].tied = true;
+    zero_lower(&p, true);
     placement_free(&plan.placement);
     return p;
 }
@@ -218,11 +218,11 @@ static Program private_pipeline(Clips clips, const char *arch) {
         pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, &plain, &plan.placement, true);
+    p.map = test_unit_map(&m, &plain, &plan.placement, true);
     p.ranks = 3;
     p.rank = calloc(3, sizeof(Schedule));
     schedule_pipeline(&p, &plan, 9, true);
-    zero_lower(&p, &plain, true);
+    zero_lower(&p, true);
     placement_free(&plan.placement);
     return p;
 }
@@ -307,7 +307,7 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9,
             rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7];
-        const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false, layers + 3);
+        const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false);
         const Offload *const of_sums[] = {&sums, &one_step_late},
                              *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
         // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
@@ -1313,7 +1313,7 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
                          .clips = clips};
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
+    p.map = test_unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2);
@@ -1321,7 +1321,7 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
     schedule_pipeline(&p, &plan, plan.micro_rows * plan.micro_batches - mutation_draw(d, 2),
                       trains);
     if (recompute && trains) { schedule_lower_recompute(&p); }
-    zero_lower(&p, &policy, trains);
+    zero_lower(&p, trains);
     placement_free(&plan.placement);
     return p;
 }

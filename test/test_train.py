@@ -1960,10 +1960,21 @@ class Failures(TestCase):
         ),
         (("offload-dir", "offload"), dict(offload_dir=".")),
         (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
-        (("momentum", "optimizer"), dict(momentum=0.5)),
-        (("nesterov", "optimizer"), dict(nesterov=1, optimizer="muon")),
-        (("muon-lr", "optimizer"), dict(muon_steps=5)),
-        (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)),
+        *(
+            ((name, "optimizer"), dict(optimizer=optimizer, **{name: value}))
+            for optimizer, name, value in (
+                ("sgd", "beta1", 0.5),
+                ("sgd", "beta2", 0.5),
+                ("sgd", "eps", 0.1),
+                ("muon", "nesterov", 1),
+                ("adamw", "momentum", 0.5),
+                ("adamw", "muon-lr", 0.1),
+                ("adamw", "muon-momentum", 0.5),
+                ("adamw", "muon-momentum-warmup", 5),
+                ("sgd", "muon-steps", 5),
+                ("sgd", "muon-weight-decay", 0.1),
+            )
+        ),
         (("profile-steps", "steps"), dict(profile_steps="2:11")),
         (("trace", "profile-steps"), dict(trace="file")),
         (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),

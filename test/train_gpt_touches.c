@@ -105,13 +105,13 @@ static void places_of_unit(Executor *e, int rank, int u, int micro) {
 static void places_of_storage(Executor *e, int s) {
     Store *store = e->store;
     const StatePlan *plan = &store->plan;
-    const StorageRule *rule = &e->map->rule[s];
+    const StorageRow *row = &e->map->rows[s];
     const size_t whole = store_full_bytes(plan, STATE_PARAMETERS, s),
                  floats = store_full_bytes(plan, STATE_GRADIENT, s),
                  own = (size_t)store_own_elements(plan, s);
     const void *full = store_full(store, STATE_PARAMETERS, s);
-    if (rule->gathers) {
-        place_is(RES_GATHERED, touch_slot(rule->param_slot, s), 0, full, whole);
+    if (row->gathers) {
+        place_is(RES_GATHERED, touch_slot(row->param_slot, s), 0, full, whole);
     } else {
         place_is(RES_PARAMETERS, -1 - s, 0, full, whole);
     }
@@ -123,8 +123,7 @@ static void places_of_storage(Executor *e, int s) {
         place_is(newest ? RES_NEWEST : RES_MOMENTS, s, 0, store_at(store, kind, s, 0),
                  own * plan->device[kind].size);
     }
-    place_is(RES_GRADIENT, touch_slot(rule->grad_slot, s), 0, store_full_gradient(store, s),
-             floats);
+    place_is(RES_GRADIENT, touch_slot(row->grad_slot, s), 0, store_full_gradient(store, s), floats);
     if (own) { place_is(RES_SUM, s, 0, store_floats(store, STATE_GRADIENT, s, 0), own * 4); }
     if (store_has_matrices(plan, s) && own) {
         const float *directions =
@@ -133,7 +132,7 @@ static void places_of_storage(Executor *e, int s) {
         place_is(RES_ORTHOGONAL, s, 0, directions, own * sizeof(float));
     }
     // the sum stays where the gradient is made
-    if (!rule->reduces_often) { place_is(RES_SUM, s, 0, store_full_gradient(store, s), floats); }
+    if (!row->reduces_often) { place_is(RES_SUM, s, 0, store_full_gradient(store, s), floats); }
 }
 // Begins a pass: lists the memory of this rank's resources.
 static void checked_begin(Executor *e, const Action *a, int64_t step) {
@@ -142,7 +141,7 @@ static void checked_begin(Executor *e, const Action *a, int64_t step) {
     const ZeroPolicy *z = &e->store->plan.policy;
     const Schedule *evaluation = &r->plan->evaluation.rank[me];
     const bool evaluates = a >= evaluation->actions && a < evaluation->actions + evaluation->count;
-    checking = !e->overlap && !e->clips && !z->offload && !z->quantized_gradients && !z->p2p;
+    checking = !e->overlap && !e->clips && !z->offload && !z->quantized_gradients && !z->cyclic;
     if (!checking) { return; }
     const Program *p = evaluates ? &r->plan->evaluation : step_program(r, step);
     if (touches.program) { touch_plan_free(&touches); }
