@@ -15,6 +15,7 @@ input: exactly one message where it is refused, no report of a sanitizer, no cra
 allocation. To add a target, add a class to TARGETS. Standard library only.
 """
 
+import array
 import json
 import math
 import os
@@ -99,6 +100,13 @@ def word(data, at):
 def words_of(data):
     """The uint16 words behind the header."""
     return struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024 : len(data) - len(data) % 2])
+
+
+def all_finite(data, bits=32):
+    """Whether none of these fp32 or bf16 numbers is NaN or infinite."""
+    ones = 0x7F800000 >> (32 - bits)  # the exponent of what is not finite
+    numbers = array.array("I" if bits == 32 else "H", data)
+    return not any(number & ones == ones for number in numbers)
 
 
 def flags(**changes):
@@ -342,11 +350,13 @@ class Model(File):
         if L > 10000 or max(V, positions) > 1 << 24 or C > 1 << 20 or Vp > 1 << 25:
             return REFUSED
         parameters = (Vp + positions) * C + L * (12 * C * C + 13 * C) + 2 * C
+        bits = 32 if version == 3 else 16
         return (
             TAKEN
-            if len(data) == 1024 + parameters * (4 if version == 3 else 2)
+            if len(data) == 1024 + parameters * bits // 8
             and positions >= T
             and V > max(words_of(Shard.base))
+            and all_finite(data[1024:], bits)
             else REFUSED
         )
 
@@ -732,8 +742,8 @@ class Checkpoint:
         files["manifest"] = text + b"checksum %016x\n" % checksum(text)
 
     def reseal_state(self, draw, files):
-        """The piece table must be refused for what it says; elements may be anything, of an empty
-        piece the state and storage too."""
+        """The piece table must be refused for what it says; elements may be any finite numbers, of
+        an empty piece the state and storage anything."""
         name, data = draw.choice(
             [(name, data) for name, data in sorted(files.items()) if name != "manifest"]
         )
@@ -747,7 +757,8 @@ class Checkpoint:
 
     @classmethod
     def verdict(cls, files):
-        """The pieces of all files, one after another, are every element of every state."""
+        """The pieces of all files, one after another, are every element of every state, and
+        finite."""
         sizes, states = cls.STORAGES
         filled = {(state, storage): 0 for state in range(states) for storage in range(len(sizes))}
         for data in files:
@@ -768,6 +779,8 @@ class Checkpoint:
                 filled[state, storage] += count
                 elements += count
             if len(data) != 24 + 32 * pieces + 4 * elements:
+                return REFUSED
+            if not all_finite(data[24 + 32 * pieces :]):
                 return REFUSED
         return (
             TAKEN
