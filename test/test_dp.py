@@ -2234,8 +2234,8 @@ class Controls(PrivateCheck):
             binary = self.program(
                 (
                     "plan/plan.h",
-                    "    zero_lower(&program, &p->store.policy, training);",
-                    f"    if ({of}) {{ zero_lower(&program, &p->store.policy, training); }}",
+                    "    zero_lower(&program, training);",
+                    f"    if ({of}) {{ zero_lower(&program, training); }}",
                 )
             )
             job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()
