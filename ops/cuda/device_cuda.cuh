@@ -416,8 +416,47 @@ __device__ int64_t warp_index() { return (int64_t)blockIdx.x * WARPS + threadIdx
 __device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ float read(const float *p) { return *p; }
 __device__ float read(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
+__device__ float read(const uint16_t *p) { return bf16_to_float(*p); }
 __device__ void write(float *p, float x) { *p = x; }
 __device__ void write(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
+template <class T> __device__ void write(T *p, T x) { *p = x; }
+// N numbers that one instruction reads or writes, or several of 16 bytes each if they are longer.
+template <int N, class T> struct Vector {
+    enum { EACH = N * sizeof(T) < 16 ? N : 16 / sizeof(T) };
+    struct alignas(EACH * sizeof(T)) Part {
+        T x[EACH];
+    };
+};
+template <int N, class T> __device__ bool lies_in_parts(const T *p) {
+    return (uintptr_t)p % sizeof(typename Vector<N, T>::Part) == 0;
+}
+// x(N) = the n numbers from p on, padded with zeros if n < N
+template <int N, class T> __device__ void read_numbers(float *x, const T *p, int64_t n) {
+    typedef Vector<N, T> V;
+    if (n >= N && lies_in_parts<N>(p)) {
+        UNROLL for (int j = 0; j < N; j += V::EACH) {
+            const typename V::Part part = *(const typename V::Part *)(p + j);
+            UNROLL for (int i = 0; i < V::EACH; i++) { x[j + i] = read(&part.x[i]); }
+        }
+        return;
+    }
+    UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : 0.0f; }
+}
+// The first n of x(N) are written from p on, in p's type.
+template <int N, class T, class From> __device__ void write_numbers(T *p, const From *x, int64_t n) {
+    typedef Vector<N, T> V;
+    if (n >= N && lies_in_parts<N>(p)) {
+        UNROLL for (int j = 0; j < N; j += V::EACH) {
+            typename V::Part part;
+            UNROLL for (int i = 0; i < V::EACH; i++) { write(&part.x[i], x[j + i]); }
+            *(typename V::Part *)(p + j) = part;
+        }
+        return;
+    }
+    UNROLL for (int j = 0; j < N; j++) {
+        if (j < n) { write(p + j, x[j]); }
+    }
+}
 template <class T> __device__ T warp_sum(T x) { // gives the same bits in all lanes
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     return x;

@@ -1,8 +1,7 @@
 // quantize_cuda.cuh: quantization on a GPU. The contract is in ops.h, the format in quantize.h.
 //
 // Words     Threads work on whole 32-bit words, which hold 4 or 8 codes. So neighbouring threads
-//           access neighbouring words of records. The numbers of a word are read and written four
-//           at a time where their alignment allows it.
+//           access neighbouring words of records.
 // Encoding  A warp takes a block; THREADS threads take a large one. They pass over its numbers
 //           twice, for the extreme and for the codes; the second time the numbers are in the
 //           caches. Sums are computed twice too, so they need no buffer.
@@ -15,39 +14,6 @@
 enum { QUANT_WARP_BLOCK = 4096 }; // elements of the largest block that one warp takes
 
 // --- inside kernels ------------------------------------------------------------------------------
-template <class T> struct alignas(4 * sizeof(T)) Four { // moved by one instruction
-    T x[4];
-};
-template <class T> __device__ bool lies_in_fours(const T *p) {
-    return (uintptr_t)p % sizeof(Four<T>) == 0;
-}
-__device__ float read(const uint16_t *p) { return bf16_to_float(*p); }
-
-// x(N) = the n numbers from p on, padded with zeros if n < N
-template <int N, class T> __device__ void read_numbers(float *x, const T *p, int64_t n) {
-    if (n >= N && lies_in_fours(p)) {
-        UNROLL for (int j = 0; j < N; j += 4) {
-            const Four<T> four = *(const Four<T> *)(p + j);
-            UNROLL for (int i = 0; i < 4; i++) { x[j + i] = read(&four.x[i]); }
-        }
-        return;
-    }
-    UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : 0.0f; }
-}
-template <int N, class T> __device__ void write_numbers(T *p, const T *x, int64_t n) {
-    if (n >= N && lies_in_fours(p)) {
-        UNROLL for (int j = 0; j < N; j += 4) {
-            Four<T> four;
-            UNROLL for (int i = 0; i < 4; i++) { four.x[i] = x[j + i]; }
-            *(Four<T> *)(p + j) = four;
-        }
-        return;
-    }
-    UNROLL for (int j = 0; j < N; j++) {
-        if (j < n) { p[j] = x[j]; }
-    }
-}
-
 template <int BITS> __device__ int code_of_word(uint32_t word, int j) {
     return BITS == 8 ? (int)(int8_t)(uint8_t)(word >> 8 * j) : (int)(word >> 4 * j & 15) - 8;
 }
