@@ -1053,11 +1053,19 @@ static inline const char *cudaGetErrorString(cudaError_t e) {
 
 // --- launches ------------------------------------------------------------------------------------
 static std::map<void *, size_t> emu_shared_allowed; // by kernel; kernels not listed may have 48 KiB
+static inline int emu_shared_most() {
+    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
+    return most;
+}
+enum { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+static inline cudaError_t cudaDeviceGetAttribute(int *value, int, int) {
+    *value = emu_shared_most();
+    return cudaSuccess;
+}
 template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
-    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
-    return emu_late_answer(bytes <= most ? cudaSuccess : cudaErrorInvalidValue);
+    return emu_late_answer(bytes <= emu_shared_most() ? cudaSuccess : cudaErrorInvalidValue);
 }
 template <class... P, size_t... I>
 EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values,

@@ -14,6 +14,7 @@
 #include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
 #include "ops/cuda/muon_cuda.cuh"           // Muon
 #include "ops/cuda/quantize_cuda.cuh"       // quantization
+#include <float.h>                          // FLT_MAX
 
 // --- embedding -----------------------------------------------------------------------------------
 template <class R>
@@ -328,45 +329,99 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 #include "ops/cuda/heads_cuda.cuh" // rotary positions, norms of heads
 
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
-// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row.
-template <class R>
-__global__ void classifier_kernel(float *losses, R *logits, const int32_t *targets, int64_t V,
-                                  int64_t Vp, float scale, float softcap, bool gradient) {
+enum { CLASSIFIER_THREADS = 512, AHEAD = 4 };
+// Calls f(i, part i) for those of the parts first .. n - 1 that fall to this thread, and reads AHEAD
+// of them at once.
+template <class Part, class F> __device__ void for_parts(const Part *from, int first, int n, F f) {
+    for (int i = first + (int)threadIdx.x; i < n; i += AHEAD * CLASSIFIER_THREADS) {
+        Part part[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            if (i + k * CLASSIFIER_THREADS < n) { part[k] = from[i + k * CLASSIFIER_THREADS]; }
+        }
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            if (i + k * CLASSIFIER_THREADS < n) { f(i + k * CLASSIFIER_THREADS, part[k]); }
+        }
+    }
+}
+// *sum is a sum of powers 2^(x log2(e) - *top), where *top is the largest x log2(e) so far. Adds N.
+template <int N, class R>
+__device__ void add_powers(float *top, float *sum, const R *numbers, float softcap) {
+    float x[N], most = -FLT_MAX;
+    UNROLL for (int j = 0; j < N; j++) {
+        x[j] = capped(read(numbers + j), softcap);
+        most = fmaxf(most, x[j]);
+    }
+    most = fmaxf(*top, LOG2_E * most);
+    *sum *= power_of_2(*top - most);
+    UNROLL for (int j = 0; j < N; j++) { *sum += power_of_2(fmaf(x[j], LOG2_E, -most)); }
+    *top = most;
+}
+// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row, reads it
+// once, and keeps its first `kept` parts of 16 bytes for the second pass. A row that is not aligned
+// to 16 bytes is read number by number.
+template <bool CAPPED, class R>
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
+    classifier_kernel(float *losses, R *logits, const int32_t *targets, int V, int Vp, float scale,
+                      float softcap, bool gradient, int kept) {
+    enum { EACH = 16 / sizeof(R) };
+    typedef typename Vector<EACH, R>::Part Part;
+    DYNAMIC_SHARED(Part, copy);
     R *row = logits + (int64_t)blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
-    // read before any thread writes the row: there are barriers in between
-    const float of_target = target < 0 ? 0.0f : capped(read(row + target), softcap);
-    float top = -INFINITY, sum = 0.0f;
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
-        top = fmaxf(top, capped(read(row + v), softcap));
+    const float cap = CAPPED ? softcap : 0.0f,
+                of_target = target < 0 ? 0.0f : capped(read(row + target), cap);
+    const int columns = target < 0 ? 0 : V, parts = lies_in_parts<EACH>(row) ? columns / EACH : 0,
+              rest = parts * EACH + (int)threadIdx.x; // this thread's first number after the parts
+    float top = -FLT_MAX, sum = 0.0f;
+    for_parts((const Part *)row, 0, parts, [&](int i, const Part &part) {
+        if (i < kept) { copy[i] = part; }
+        add_powers<EACH>(&top, &sum, part.x, cap);
+    });
+    for (int v = rest; v < columns; v += CLASSIFIER_THREADS) {
+        add_powers<1>(&top, &sum, row + v, cap);
     }
-    top = block_reduce(top, true);
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
-        sum += expf(capped(read(row + v), softcap) - top);
+    const float most = block_reduce(top, true),
+                lse = most + log2f(block_reduce(sum * power_of_2(top - most), false));
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = target < 0 ? 0.0f : lse / LOG2_E - of_target;
     }
-    const float lse = top + logf(block_reduce(sum, false));
-    if (threadIdx.x == 0) { losses[blockIdx.x] = target < 0 ? 0.0f : lse - of_target; }
-    for (int64_t v = threadIdx.x; v < Vp && gradient; v += THREADS) {
-        const bool counts = v < V && target >= 0;
-        const float logit = counts ? capped(read(row + v), softcap) : 0.0f;
-        write(row + v, counts ? scale * (expf(logit - lse) - (v == target ? 1.0f : 0.0f)) *
-                                    cap_slope(logit, softcap)
-                              : 0.0f);
+    if (!gradient) { return; }
+    const auto slope = [&](float logit, float is_target) {
+        return scale * (power_of_2(fmaf(logit, LOG2_E, -lse)) - is_target) * cap_slope(logit, cap);
+    };
+    const auto put = [&](int i, Part part) {
+        UNROLL for (int j = 0; j < EACH; j++) {
+            write(&part.x[j], slope(capped(read(&part.x[j]), cap), 0.0f));
+        }
+        ((Part *)row)[i] = part;
+    };
+    for_parts(copy, 0, (int)least(kept, parts), put);
+    for_parts((const Part *)row, kept, parts, put);
+    for (int v = rest; v < Vp; v += CLASSIFIER_THREADS) {
+        write(row + v, v < columns ? slope(capped(read(row + v), cap), 0.0f) : 0.0f);
     }
+    __syncthreads();
+    if (threadIdx.x == 0 && target >= 0) { write(row + target, slope(of_target, 1.0f)); }
 }
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                                   const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                                   int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
                                   float softcap, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    const int64_t capacity = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
+    const int64_t real = (int64_t)ops_real_bytes(),
+                  capacity = dlogits ? N : scratch_bytes(s) / (Vp * real);
+    const int kept = (int)min_i64(V * real, LOGITS_KEPT) / 16;
     for (int64_t n = 0, rows; n < N; n += rows) {
         rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, capacity), N - n), each - n % each);
         Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
-        assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
+        assert(dlogits || rows * Vp * real <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
-        LAUNCH_REAL(s, classifier_kernel, (unsigned)rows, losses + n, logits, targets + n, V, Vp,
-                    scale, softcap, dx || dwte || dlogits);
+        FOR_REAL(launch_with(s,
+                             softcap > 0.0f ? classifier_kernel<true, R>
+                                            : classifier_kernel<false, R>,
+                             (unsigned)rows, CLASSIFIER_THREADS, 16 * kept, losses + n, logits,
+                             targets + n, (int)V, (int)Vp, scale, softcap, dx || dwte || dlogits,
+                             kept));
         if (dwte) {
             ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits,
                                        real_at_const(x, n * C), rows, C, Vp,
