@@ -333,6 +333,7 @@ template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
     }
     return before;
 }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // --- tensor cores and asynchronous copies: the wrappers of tensor_cores.cuh ---------------------

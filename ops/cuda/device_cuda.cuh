@@ -451,7 +451,8 @@ template <int N, class T> __device__ void read_numbers(float *x, const T *p, int
     UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : 0.0f; }
 }
 // The first n of x(N) are written from p on, in p's type.
-template <int N, class T, class From> __device__ void write_numbers(T *p, const From *x, int64_t n) {
+template <int N, class T, class From>
+__device__ void write_numbers(T *p, const From *x, int64_t n) {
     typedef Vector<N, T> V;
     if (n >= N && lies_in_parts<N>(p)) {
         UNROLL for (int j = 0; j < N; j += V::EACH) {
