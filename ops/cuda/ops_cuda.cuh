@@ -616,12 +616,12 @@ static inline void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o) {
     launch(s, muon_kernel, blocks_for(u.n, THREADS), u, o);
 }
 
-// The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
-// mod 32, and the sums of the lanes are added in order; the square of an fp32 number is exact in
-// fp64. A warp takes SQUARE_CHUNKS chunks at a time; afterwards each lane finishes one of them. The
-// chunks' terms are added as integers, which needs no order: those of a block in shared memory,
-// then those of all blocks in *sum.
-enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
+// The result has the same bits as on the CPU. Element e of a chunk is added to sum e mod 32, and
+// these sums are added in order; the square of an fp32 number is exact in fp64. A warp takes
+// SQUARE_CHUNKS chunks at a time: eight lanes a chunk, each lane four neighbouring sums. Afterwards
+// a lane finishes a chunk. The chunks' terms are added as integers, which needs no order: those of a
+// block in shared memory, then those of all blocks in *sum.
+enum { SQUARE_CHUNKS = 4, SQUARE_BLOCKS = 1024 };
 __device__ void exact_atomic_add(int64_t *limb, int64_t part) {
     if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
 }
@@ -637,7 +637,7 @@ __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int6
                                   int64_t chunks, double scale) {
     __shared__ ExactSum block;
     // 33 columns, so that the lanes of the second part read from different banks
-    __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33];
+    __shared__ double of_sums[WARPS][SQUARE_CHUNKS][33];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }
     if (threadIdx.x == 0) { block.strange = 0; }
@@ -645,19 +645,30 @@ __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int6
     const int64_t stride = (int64_t)gridDim.x * WARPS * SQUARE_CHUNKS;
     for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * SQUARE_CHUNKS; first < chunks;
          first += stride) {
-        const int count = (int)least(SQUARE_CHUNKS, chunks - first);
-        for (int c = 0; c < count; c++) {
-            const int64_t end = least((first + c + 1) * chunk, n);
-            double squares = 0.0;
-            for (int64_t e = (first + c) * chunk + lane; e < end; e += 32) {
-                squares += (double)x[e] * (double)x[e];
+        const int64_t own = first + lane / 8, end = least((own + 1) * chunk, n);
+        double squares[4] = {0};
+        float y[4];
+        int64_t e = own * chunk + lane % 8 * 4;
+        for (; e + 7 * 32 + 4 <= end && lies_in_parts<4>(x); e += 8 * 32) { // eight at once
+            Vector<4, float>::Part part[8];
+            UNROLL for (int k = 0; k < 8; k++) {
+                part[k] = *(const Vector<4, float>::Part *)(x + e + 32 * k);
             }
-            of_lanes[warp][c][lane] = squares;
+            UNROLL for (int i = 0; i < 32; i++) {
+                squares[i % 4] += (double)part[i / 4].x[i % 4] * (double)part[i / 4].x[i % 4];
+            }
+        }
+        for (; e < end; e += 32) {
+            read_numbers<4>(y, x + e, end - e);
+            UNROLL for (int j = 0; j < 4; j++) { squares[j] += (double)y[j] * (double)y[j]; }
+        }
+        UNROLL for (int j = 0; j < 4; j++) {
+            of_sums[warp][lane / 8][lane % 8 * 4 + j] = squares[j];
         }
         __syncwarp();
-        if (lane < count) {
+        if (lane < SQUARE_CHUNKS && first + lane < chunks) {
             double total = 0.0;
-            for (int l = 0; l < 32; l++) { total += of_lanes[warp][lane][l]; }
+            for (int l = 0; l < 32; l++) { total += of_sums[warp][lane][l]; }
             exact_add_shared(&block, scale * total);
         }
         __syncwarp();
