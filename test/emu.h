@@ -63,7 +63,7 @@
 #endif
 
 #define __global__ static
-#define __device__ static inline
+#define __device__ inline
 #define __launch_bounds__(...)
 #define UNROLL
 // An OS thread runs one block at a time, and fibers never change their thread.

@@ -1,8 +1,9 @@
 // heads_cuda.cuh: rotary positions, and the norm of each head of q and k, on a GPU. Part of
 // ops_cuda.cuh. The contract is ops.h.
 //
-// Plan     A warp takes a head of a token; each lane has up to 4 pairs of elements, and computes
-//          their cosines and sines. The table of frequencies is an argument of the kernel.
+// Plan     A warp takes a token, or a head of one for the norms; each lane has up to 4 pairs of
+//          elements, and computes their cosines and sines. The table of frequencies is an argument
+//          of the kernel.
 #ifndef HEADS_CUDA_CUH
 #define HEADS_CUDA_CUH
 
@@ -24,21 +25,36 @@ __device__ float turned_high(Turn t, float low, float high) {
     return high * t.cosine + low * t.sine;
 }
 
+// A warp takes a token. A lane computes the turns of WIDE pairs once, and turns them in every head;
+// so many lanes share a head, and the others take the next heads.
 template <class R> __global__ void rotary_kernel(R *qkv, AttentionShape a, Rotary r, bool back) {
-    const int64_t i = warp_index(), turned = a.heads + a.kv_heads, n = i / turned,
-                  head = i % turned, pairs = a.D / 2;
-    if (n >= a.rows * a.T) { return; }
-    R *x = qkv + n * (a.heads + 2 * a.kv_heads) * a.D + head * a.D;
-    for (int64_t p = threadIdx.x % 32; p < pairs; p += 32) {
-        const Turn t = turn_of(r, a, n, p, back);
-        const float low = read(x + p), high = read(x + pairs + p);
-        write(x + p, turned_low(t, low, high));
-        write(x + pairs + p, turned_high(t, low, high));
+    const int pairs = (int)a.D / 2, lanes = (pairs + WIDE - 1) / WIDE, at_once = 32 / lanes,
+              lane = (int)threadIdx.x % 32, p = lane % lanes * WIDE, first = lane / lanes,
+              left = pairs - p;
+    const int64_t n = warp_index();
+    if (n >= a.rows * a.T || first >= at_once) { return; }
+    Turn turn[WIDE];
+    float low[WIDE], high[WIDE];
+    UNROLL for (int j = 0; j < WIDE; j++) {
+        turn[j] = turn_of(r, a, n, j < left ? p + j : p, back);
+    }
+    R *token = qkv + n * (a.heads + 2 * a.kv_heads) * a.D + p;
+    for (int64_t head = first; head < a.heads + a.kv_heads; head += at_once) {
+        R *x = token + head * a.D;
+        read_numbers<WIDE>(low, x, left);
+        read_numbers<WIDE>(high, x + pairs, left);
+        UNROLL for (int j = 0; j < WIDE; j++) {
+            const float turned = turned_low(turn[j], low[j], high[j]);
+            high[j] = turned_high(turn[j], low[j], high[j]);
+            low[j] = turned;
+        }
+        write_numbers<WIDE>(x, low, left);
+        write_numbers<WIDE>(x + pairs, high, left);
     }
 }
+static_assert(32 * WIDE >= ROTARY_PAIRS, "a warp has lanes for all pairs of a head");
 static inline void ops_rotary(Stream *s, Real *qkv, AttentionShape a, const Rotary *r, bool back) {
-    const int64_t heads = a.rows * a.T * (a.heads + a.kv_heads);
-    LAUNCH_REAL(s, rotary_kernel, blocks_for(heads, WARPS), qkv, a, *r, back);
+    LAUNCH_REAL(s, rotary_kernel, blocks_for(a.rows * a.T, WARPS), qkv, a, *r, back);
 }
 
 // --- norms of heads ------------------------------------------------------------------------------
@@ -183,8 +199,7 @@ static inline void ops_head_norm_backward_weight(Stream *s, float *dq_weight, fl
                   each = max_i64(COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)), parts = ceil_div(N, each);
     assert(parts * 2 * D * (int64_t)sizeof(float) <= scratch_bytes(s));
     head_norm_partials(s, partials, partials + D, 2 * D, dout, in, rstd, h, parts, each);
-    launch(s, column_finish_kernel, blocks_for(D, THREADS), dq_weight, dk_weight, partials, parts,
-           D, accumulate);
+    column_finish(s, dq_weight, dk_weight, partials, parts, D, accumulate);
 }
 
 #endif
