@@ -262,7 +262,7 @@ static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, c
 // Gradients of the tables: dwte(Vp, C) and dwpe(maxT, C); either may be NULL. With accumulate =
 // false the whole table is written: zero for tokens that do not occur and for positions from T on.
 // factors(rows) may be NULL; otherwise each sample's contribution is multiplied by its factor, and
-// a sample whose factor is 0 is not read.
+// a sample whose factor is 0 adds nothing, whatever it holds.
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
                                    const int32_t *tokens, const float *factors, int64_t rows,
                                    int64_t T, int64_t C, int64_t Vp, int64_t maxT,

@@ -333,6 +333,7 @@ template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
     }
     return before;
 }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // --- tensor cores and asynchronous copies: the wrappers of tensor_cores.cuh ---------------------
@@ -1053,11 +1054,19 @@ static inline const char *cudaGetErrorString(cudaError_t e) {
 
 // --- launches ------------------------------------------------------------------------------------
 static std::map<void *, size_t> emu_shared_allowed; // by kernel; kernels not listed may have 48 KiB
+static inline int emu_shared_most() {
+    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
+    return most;
+}
+enum { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+static inline cudaError_t cudaDeviceGetAttribute(int *value, int, int) {
+    *value = emu_shared_most();
+    return cudaSuccess;
+}
 template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
-    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
-    return emu_late_answer(bytes <= most ? cudaSuccess : cudaErrorInvalidValue);
+    return emu_late_answer(bytes <= emu_shared_most() ? cudaSuccess : cudaErrorInvalidValue);
 }
 template <class... P, size_t... I>
 EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values,

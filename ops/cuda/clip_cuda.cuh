@@ -142,9 +142,8 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
                                               const int32_t *tokens, bool positions, int64_t rows,
                                               int64_t T, int64_t C) {
     if (rows * T == 0) { return; }
-    int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // after the partial sums
-    assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
-    launch(s, order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), order, tokens, T);
+    const int32_t *order = order_tokens(s, (int32_t *)((double *)scratch(s) + rows * T), tokens,
+                                        rows, T, INT32_MAX); // after the partial sums
     FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order,
                          positions, T, C));
 }
@@ -495,7 +494,8 @@ static inline int64_t clip_scratch_bytes(OpsShape shape) {
                   widest = max_i64(ops_widest(shape), shape.Vp);
     const int64_t tiles =
         max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
-    const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T),
+    const int64_t of_samples =
+                      shape.rows * max_i64(8 * tiles, 8 * shape.T + 4 * order_numbers(shape.T)),
                   of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
     return max_i64(of_samples, of_one);
 }

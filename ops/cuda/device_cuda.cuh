@@ -40,7 +40,9 @@
 #ifndef MATMUL_WORKSPACE // tests make these smaller
 #define MATMUL_WORKSPACE (32 << 20)
 // Rows of a chunk. Each chunk holds rows x Vp logits, and reads and writes dwte once.
-#define CLASSIFIER_ROWS 2048
+#define CLASSIFIER_ROWS 4096
+// Bytes of a row of logits that a block keeps: two blocks are on a multiprocessor.
+#define LOGITS_KEPT (shared_most() / 2 - 1024)
 #endif
 #ifdef USE_TF32
 #define FP32_PRODUCTS CUBLAS_COMPUTE_32F_FAST_TF32
@@ -374,6 +376,12 @@ template <class To> static inline To converted(Real *p) { return (To)p; }
 template <class To> static inline To converted(const Real *p) {
     return static_cast<To>(static_cast<const void *>(p));
 }
+static inline int shared_most(void) { // bytes of a block's dynamic shared memory
+    int number, bytes;
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, number));
+    return bytes;
+}
 // Lets the blocks of a kernel have more dynamic shared memory than the 48 KB that every launch may
 // ask for. Ends the program (EXIT_INPUT) if the GPU has less.
 template <class... Parameters>
@@ -515,14 +523,14 @@ __device__ float lanes_reduce(float x, int lanes, bool maximum) {
     }
     return x;
 }
-// Reduces x over a block of THREADS threads. All of them must call it.
+// Reduces x over a block, whose number of warps is a power of two. All threads must call it.
 __device__ float block_reduce(float x, bool maximum) {
-    __shared__ float part[WARPS];
+    __shared__ float part[32];
+    const int warps = (int)blockDim.x / 32;
     x = lanes_reduce(x, 32, maximum);
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
-    x = part[0];
-    for (int w = 1; w < WARPS; w++) { x = maximum ? fmaxf(x, part[w]) : x + part[w]; }
+    x = lanes_reduce(part[threadIdx.x % (unsigned)warps], warps, maximum);
     __syncthreads(); // the next call overwrites part
     return x;
 }
