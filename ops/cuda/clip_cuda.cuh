@@ -593,10 +593,6 @@ static inline void ops_accumulate_samples(Stream *s, float *out, const float *in
 }
 
 // --- noise: a thread computes the 16 elements of a block of ChaCha20 -----------------------------
-__global__ void scale_kernel(float *x, int64_t n, float scale) {
-    const int64_t i = thread_index();
-    if (i < n) { x[i] *= scale; }
-}
 __global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream noise,
                                  NoiseScale scale) {
     const int64_t i = thread_index() * NOISE_BLOCK;
@@ -617,7 +613,8 @@ static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, 
                                  float deviation, float scale) {
     assert(first % NOISE_BLOCK == 0 && (first + n) / NOISE_BLOCK <= (int64_t)UINT32_MAX);
     if (deviation == 0.0f) {
-        launch(s, scale_kernel, blocks_for(n, THREADS), x, n, scale);
+        const Scale all = {scale};
+        launch_map<float, float>(s, all, x, x, NULL, n);
     } else {
         launch(s, add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), x, first, n, noise,
                noise_scale(deviation, scale));

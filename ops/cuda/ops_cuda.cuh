@@ -243,49 +243,69 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
 // For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
 // the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. Each may be NULL;
 // without weights, in may be NULL, too. mean NULL: 0.
-enum { COLUMN_ROWS = 8 }; // rows that a block adds side by side
+enum { COLUMN_ROWS = 8, WIDE = 4 }; // rows that a block adds side by side; columns of a thread
 template <class R>
 __global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
                                        const R *in, const float *mean, const float *rstd, int64_t N,
                                        int64_t C, int64_t each) {
+    __shared__ float sums[2][COLUMN_ROWS][32 * WIDE];
+    const int64_t c = ((int64_t)blockIdx.x * 32 + threadIdx.x) * WIDE,
+                  end = c < C ? least((blockIdx.y + 1) * each, N) : 0;
+    float weight[WIDE] = {}, bias[WIDE] = {}, dy[WIDE], x[WIDE];
+    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
+        read_numbers<WIDE>(dy, dout + n * C + c, C - c);
+        if (in) {
+            const float m = mean ? mean[n] : 0.0f, r = rstd[n];
+            read_numbers<WIDE>(x, in + n * C + c, C - c);
+            UNROLL for (int j = 0; j < WIDE; j++) { weight[j] += dy[j] * ((x[j] - m) * r); }
+        }
+        UNROLL for (int j = 0; j < WIDE; j++) { bias[j] += dy[j]; }
+    }
+    write_numbers<WIDE>(&sums[0][threadIdx.y][threadIdx.x * WIDE], weight, WIDE);
+    write_numbers<WIDE>(&sums[1][threadIdx.y][threadIdx.x * WIDE], bias, WIDE);
+    __syncthreads();
+    // Each thread finishes a column of the weights, or of the biases.
+    const int thread = (int)(threadIdx.y * 32 + threadIdx.x), column = thread % (32 * WIDE);
+    const int64_t to = (int64_t)blockIdx.x * 32 * WIDE + column;
+    float total = 0.0f, *sum = thread < 32 * WIDE ? weights : biases;
+    if (to >= C || !sum) { return; }
+    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[thread / (32 * WIDE)][y][column]; }
+    sum[blockIdx.y * stride + to] = total;
+}
+static_assert(2 * WIDE == COLUMN_ROWS, "a thread for each column, of weights and of biases");
+// A block adds the parts of 32 columns, those of COLUMN_ROWS parts side by side.
+__global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
+                                     int64_t parts, int64_t C, bool accumulate) {
     __shared__ float sums[2][COLUMN_ROWS][32];
-    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x,
-                  end = least((blockIdx.y + 1) * each, N);
+    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    const int which = threadIdx.y;
     float weight = 0.0f, bias = 0.0f;
-    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end && c < C; n += COLUMN_ROWS) {
-        const float dy = read(dout + n * C + c);
-        if (in) { weight += dy * ((read(in + n * C + c) - (mean ? mean[n] : 0.0f)) * rstd[n]); }
-        bias += dy;
+    for (int64_t p = threadIdx.y; p < parts && c < C; p += COLUMN_ROWS) {
+        weight += partials[2 * p * C + c];
+        bias += partials[(2 * p + 1) * C + c];
     }
     sums[0][threadIdx.y][threadIdx.x] = weight;
     sums[1][threadIdx.y][threadIdx.x] = bias;
     __syncthreads();
-    if (threadIdx.y > 1 || c >= C) { return; }
-    // The first row of threads finishes the weights, the second the biases.
-    float total = 0.0f, *to = threadIdx.y ? biases : weights;
-    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[threadIdx.y][y][threadIdx.x]; }
-    if (to) { to[blockIdx.y * stride + c] = total; }
-}
-__global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
-                                     int64_t parts, int64_t C, bool accumulate) {
-    const int64_t c = thread_index();
-    if (c >= C) { return; }
-    float weight = accumulate && dweight ? dweight[c] : 0.0f,
-          bias = accumulate && dbias ? dbias[c] : 0.0f;
-    for (int64_t p = 0; p < parts; p++) {
-        weight += partials[2 * p * C + c];
-        bias += partials[(2 * p + 1) * C + c];
-    }
-    if (dweight) { dweight[c] = weight; }
-    if (dbias) { dbias[c] = bias; }
+    float *to = which == 0 ? dweight : which == 1 ? dbias : NULL;
+    if (!to || c >= C) { return; }
+    float total = accumulate ? to[c] : 0.0f;
+    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[which][y][threadIdx.x]; }
+    to[c] = total;
 }
 static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride,
                                    const Real *dout, const Real *in, const float *mean,
                                    const float *rstd, int64_t N, int64_t C, int64_t parts,
                                    int64_t each) {
-    const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
+    const dim3 grid(blocks_for(C, 32 * WIDE), (unsigned)parts), block(32, COLUMN_ROWS);
     FOR_REAL(launch_with(s, column_partials_kernel<R>, grid, block, 0, weights, biases, stride,
                          dout, in, mean, rstd, N, C, each));
+}
+static inline void column_finish(Stream *s, float *dweight, float *dbias, const float *partials,
+                                 int64_t parts, int64_t C, bool accumulate) {
+    const dim3 block(32, COLUMN_ROWS);
+    launch_with(s, column_finish_kernel, blocks_for(C, 32), block, 0, dweight, dbias, partials,
+                parts, C, accumulate);
 }
 static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout,
                                const Real *in, const float *mean, const float *rstd, int64_t N,
@@ -295,31 +315,87 @@ static inline void column_sums(Stream *s, float *dweight, float *dbias, const Re
                   parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
     column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
-    launch(s, column_finish_kernel, blocks_for(C, THREADS), dweight, dbias, partials, parts, C,
-           accumulate);
+    column_finish(s, dweight, dbias, partials, parts, C, accumulate);
 }
 
-// --- layernorm: one warp per row -----------------------------------------------------------------
+// --- norms: one warp per row ---------------------------------------------------------------------
+// A lane takes EACH numbers of a row at a time. What it reads more than once, it keeps in shared
+// memory, where a block has room for it. It reads only what it wrote, so no barrier is needed.
+enum { KEPT_MOST = 96 << 10 }; // bytes; the GPUs with the least let a block have 99 KB
+// Returns the elements of a row that is kept, with `rows` of them for each warp; 0: there is no room.
+static inline int kept_width(int rows, int64_t C) {
+    const int64_t width = round_up(C, EACH);
+    return rows * width * WARPS * (int64_t)ops_real_bytes() <= KEPT_MOST ? (int)width : 0;
+}
+#define LAUNCH_NORM(s, kernel, rows, N, C, ...)                                                    \
+    FOR_REAL(launch_with(s, kernel<R>, blocks_for(N, WARPS), THREADS,                              \
+                         (rows)*WARPS *kept_width(rows, C) * (int)sizeof(R), __VA_ARGS__, N, C,    \
+                         kept_width(rows, C)))
+// A row of `a`; or, with b, the sum of their rows, which is written.
+template <class R> struct NormRow {
+    const R *a, *b;
+    R *sum, *kept;
+    int64_t C;
+    __device__ void read_first(float *x, int64_t c) const {
+        float y[EACH];
+        read_numbers<EACH>(x, a + c, C - c);
+        if (b) {
+            read_numbers<EACH>(y, b + c, C - c);
+            UNROLL for (int j = 0; j < EACH; j++) { x[j] = rounded<R>(x[j] + y[j]); }
+            write_numbers<EACH>(sum + c, x, C - c);
+        }
+        if (kept) { write_numbers<EACH>(kept + c, x, EACH); }
+    }
+    __device__ void read_again(float *x, int64_t c, float padding = 0.0f) const {
+        read_numbers<EACH>(x, (kept ? kept : b ? sum : a) + c, C - c, padding);
+    }
+};
+// Row n of (N, C); the warp's kept row number `number`.
+template <class R>
+__device__ NormRow<R> norm_row(R *sum, const R *a, const R *b, int64_t n, int64_t C, int number,
+                               int width) {
+    DYNAMIC_SHARED(R, kept);
+    NormRow<R> row = {a + n * C, b, sum, NULL, C};
+    if (b) {
+        row.b += n * C;
+        row.sum += n * C;
+    }
+    if (width) { row.kept = kept + (number * WARPS + (int)threadIdx.x / 32) * width; }
+    return row;
+}
+template <class R>
+__device__ NormRow<R> norm_row(const R *a, int64_t n, int64_t C, int number, int width) {
+    return norm_row((R *)NULL, a, (const R *)NULL, n, C, number, width);
+}
+__device__ int64_t norm_begin() { return threadIdx.x % 32 * EACH; }
+enum { NORM_STEP = 32 * EACH };
+
 template <class R>
 __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
-                                 const R *weight, const R *bias, int64_t N, int64_t C) {
-    const int64_t n = warp_index(), lane = threadIdx.x % 32;
+                                 const R *weight, const R *bias, int64_t N, int64_t C, int width) {
+    const int64_t n = warp_index();
     if (n >= N) { return; } // whole warps return
-    const R *x = a + n * C;
-    for (int64_t c = lane; c < C && b; c += 32) {
-        write(sum + n * C + c, read(x + c) + read(b + n * C + c));
+    const NormRow<R> row = norm_row(sum, a, b, n, C, 0, width);
+    float x[EACH], w[EACH], y[EACH], total = 0.0f, squares = 0.0f;
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_first(x, c);
+        UNROLL for (int j = 0; j < EACH; j++) { total += x[j]; }
     }
-    if (b) { x = sum + n * C; } // each lane reads only what it wrote
-    float total = 0.0f, squares = 0.0f;
-    for (int64_t c = lane; c < C; c += 32) { total += read(x + c); }
     const float m = warp_sum(total) / (float)C;
     // The mean is subtracted first, which avoids cancellation.
-    for (int64_t c = lane; c < C; c += 32) { squares += (read(x + c) - m) * (read(x + c) - m); }
-    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
-    for (int64_t c = lane; c < C; c += 32) {
-        write(out + n * C + c, (read(x + c) - m) * r * read(weight + c) + read(bias + c));
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_again(x, c, m);
+        UNROLL for (int j = 0; j < EACH; j++) { squares += (x[j] - m) * (x[j] - m); }
     }
-    if (lane == 0) {
+    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_again(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        read_numbers<EACH>(y, bias + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) { y[j] += (x[j] - m) * r * w[j]; }
+        write_numbers<EACH>(out + n * C + c, y, C - c);
+    }
+    if (threadIdx.x % 32 == 0) {
         mean[n] = m;
         rstd[n] = r;
     }
@@ -327,38 +403,46 @@ __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const
 static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
                                          const Real *a, const Real *b, const Real *weight,
                                          const Real *bias, int64_t N, int64_t C) {
-    LAUNCH_REAL(s, layernorm_kernel, blocks_for(N, WARPS), out, mean, rstd, sum, a, b, weight, bias,
-                N, C);
+    LAUNCH_NORM(s, layernorm_kernel, 1, N, C, out, mean, rstd, sum, a, b, weight, bias);
 }
 
 // With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
 template <class R>
-__global__ void layernorm_backward_kernel(R *din, const R *dout, const R *in, const R *weight,
-                                          const float *mean, const float *rstd, int64_t N,
-                                          int64_t C) {
-    const int64_t n = warp_index(), lane = threadIdx.x % 32;
+__global__ void layernorm_backward_kernel(R *din, const R *before, const R *dout, const R *in,
+                                          const R *weight, const float *mean, const float *rstd,
+                                          int64_t N, int64_t C, int width) {
+    const int64_t n = warp_index();
     if (n >= N) { return; }
-    const R *dy = dout + n * C, *x = in + n * C;
+    const NormRow<R> dy_row = norm_row(dout, n, C, 0, width), x_row = norm_row(in, n, C, 1, width);
     const float m = mean[n], r = rstd[n];
-    float g_sum = 0.0f, gh_sum = 0.0f;
-    for (int64_t c = lane; c < C; c += 32) {
-        const float g = read(dy + c) * read(weight + c);
-        g_sum += g;
-        gh_sum += g * ((read(x + c) - m) * r);
+    float dy[EACH], x[EACH], w[EACH], to[EACH] = {}, g_sum = 0.0f, gh_sum = 0.0f;
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        dy_row.read_first(dy, c);
+        x_row.read_first(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) {
+            g_sum += dy[j] * w[j];
+            gh_sum += dy[j] * w[j] * ((x[j] - m) * r);
+        }
     }
     const float g_mean = warp_sum(g_sum) / (float)C, gh_mean = warp_sum(gh_sum) / (float)C;
-    for (int64_t c = lane; c < C; c += 32) {
-        const float dx =
-            r * (read(dy + c) * read(weight + c) - g_mean - (read(x + c) - m) * r * gh_mean);
-        write(din + n * C + c, read(din + n * C + c) + dx);
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        if (before) { read_numbers<EACH>(to, before + n * C + c, C - c); }
+        dy_row.read_again(dy, c);
+        x_row.read_again(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) {
+            const float dx = r * (dy[j] * w[j] - g_mean - (x[j] - m) * r * gh_mean);
+            x[j] = (before ? to[j] : 0.0f) + dx;
+        }
+        write_numbers<EACH>(din + n * C + c, x, C - c);
     }
 }
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
-                                                const Real *in, const Real *weight,
-                                                const float *mean, const float *rstd, int64_t N,
-                                                int64_t C) {
-    LAUNCH_REAL(s, layernorm_backward_kernel, blocks_for(N, WARPS), din, dout, in, weight, mean,
-                rstd, N, C);
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *before,
+                                                const Real *dout, const Real *in,
+                                                const Real *weight, const float *mean,
+                                                const float *rstd, int64_t N, int64_t C) {
+    LAUNCH_NORM(s, layernorm_backward_kernel, 2, N, C, din, before, dout, in, weight, mean, rstd);
 }
 static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
                                                  const Real *dout, const Real *in,
@@ -373,22 +457,17 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
 __device__ float gelu_power(float x) {
     return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 88.0f));
 }
-template <class R> __global__ void gelu_kernel(R *out, const R *in, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { write(out + i, read(in + i) / (1.0f + gelu_power(read(in + i)))); }
-}
-__global__ void add_kernel(float *to, const float *x, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { to[i] += x[i]; }
-}
-// d *= GELU'(pre_gelu)
-template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) {
-    const int64_t i = thread_index();
-    if (i >= n) { return; }
-    const float x = read(pre_gelu + i), e = gelu_power(x), sigmoid = 1.0f / (1.0f + e);
-    write(d + i, read(d + i) * (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f *
-                                              (1.0f + 0.134145f * x * x)));
-}
+struct Gelu {
+    __device__ float operator()(float x, float) const { return x / (1.0f + gelu_power(x)); }
+};
+// d GELU'(x)
+struct GeluBackward {
+    __device__ float operator()(float d, float x) const {
+        const float e = gelu_power(x), sigmoid = 1.0f / (1.0f + e);
+        return d *
+               (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x));
+    }
+};
 
 // The library's GELU is used in bf16 only. Its accuracy is not documented, and the hardware's tanh,
 // which it may use, has 11 bits. The library may not offer an epilogue (GELU needs pre_gelu with
@@ -403,7 +482,7 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     if (gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
     x.d = out;
     plain_matmul(s, &x, bias);
-    if (gelu) { LAUNCH_REAL(s, gelu_kernel, blocks_for(N * OC, THREADS), gelu, out, N * OC); }
+    if (gelu) { map_reals(s, Gelu(), gelu, out, NULL, N * OC); }
 }
 static inline void ops_vector_forward(Stream *s, Real *out, Real *gelu, const Real *in,
                                       const Real *weight, const Real *bias, int64_t C, int64_t OC) {
@@ -417,9 +496,7 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
     const Product x = {.m = C, .n = N, .k = OC, .d = din, .a = weight, .b = dout};
     if (pre_gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
     plain_matmul(s, &x, NULL);
-    if (pre_gelu) {
-        LAUNCH_REAL(s, gelu_backward_kernel, blocks_for(N * C, THREADS), din, pre_gelu, N * C);
-    }
+    if (pre_gelu) { map_reals(s, GeluBackward(), din, din, pre_gelu, N * C); }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
                                               const Real *dout, const Real *in, int64_t N,
@@ -449,12 +526,8 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
     plain_matmul(s, &x, NULL);
 }
 
-template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { write(out + i, read(a + i) + read(b + i)); }
-}
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
-    LAUNCH_REAL(s, residual_kernel, blocks_for(n, THREADS), out, a, b, n);
+    map_reals(s, Add(), out, a, b, n);
 }
 
 // parts of this file
@@ -686,7 +759,7 @@ static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int6
     launch(s, square_sum_kernel, (unsigned)blocks, sum, x, n, chunk, chunks, scale);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
-    launch(s, add_kernel, blocks_for(n, THREADS), out, in, n);
+    launch_map<float, float>(s, Add(), out, out, in, n);
 }
 
 #endif
