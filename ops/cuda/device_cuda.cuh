@@ -55,7 +55,6 @@ enum {
     WARPS = THREADS / 32, // warps of such a block
     RECORDINGS = 4096,    // number of recordings that are kept
     RECORDING_KEY = 256,  // largest key, in bytes
-    COLUMN_PARTS = 64,    // maximum number of partial sums of a sum over rows
     PACE = 128,           // operations between two events of keep_pace()
     EACH = 8,          // neighbouring numbers that a thread takes, where it can: 16 bytes in bf16
     GRID_MOST = 65535, // blocks of a grid in its second and third dimension

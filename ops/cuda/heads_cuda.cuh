@@ -6,6 +6,11 @@
 #ifndef HEADS_CUDA_CUH
 #define HEADS_CUDA_CUH
 
+enum {
+    WIDE = 4,             // pairs of a lane
+    HEAD_NORM_PARTS = 256 // partial sums of a weight's gradient, at most
+};
+
 typedef struct {
     float cosine, sine;
 } Turn;
@@ -211,7 +216,8 @@ static inline void ops_head_norm_backward_weight(Stream *s, float *dq_weight, fl
                                                  bool accumulate) {
     float *partials = (float *)scratch(s);
     const int64_t N = h->shape.rows * h->shape.T, D = h->shape.D,
-                  each = max_i64(COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)), parts = ceil_div(N, each);
+                  each = max_i64(COLUMN_ROWS, ceil_div(N, HEAD_NORM_PARTS)),
+                  parts = ceil_div(N, each);
     assert(parts * 2 * D * (int64_t)sizeof(float) <= scratch_bytes(s));
     head_norm_partials(s, partials, partials + D, 2 * D, dout, in, rstd, h, parts, each);
     column_finish(s, dq_weight, dk_weight, partials, parts, D, accumulate);

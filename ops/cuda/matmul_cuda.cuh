@@ -389,6 +389,7 @@ static inline bool open_timed_matmul(Stream *s, TimedMatmul *t, const MatmulKey 
     t->pre_gelu = take_operand(&at, aux, key->alignment[3]);
     return true;
 }
+static inline int64_t column_scratch_bytes(int64_t C); // ops_cuda.cuh
 // Calls the operation that uses this product: ops_matmul_forward(), _backward_input() or
 // _backward_weight().
 static inline void run_timed_matmul(Stream *s, const TimedMatmul *t) {
@@ -488,7 +489,7 @@ static inline MatmulGain ops_matmuls_time(Stream *of, const MatmulChoices *wante
         widest = max_i64(widest, max_i64(w.key.m, w.key.n));
     }
     s.workspace_bytes =
-        (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, COLUMN_PARTS * 2 * widest * 4));
+        (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, column_scratch_bytes(widest)));
     s.workspace = ops_alloc(s.workspace_bytes);
     made->count = 0;
     for (int i = 0; s.workspace && i < wanted->count; i++) {

@@ -243,36 +243,49 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
 // For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
 // the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. Each may be NULL;
 // without weights, in may be NULL, too. mean NULL: 0.
-enum { COLUMN_ROWS = 8, WIDE = 4 }; // rows that a block adds side by side; columns of a thread
+enum {
+    COLUMN_ROWS = 8,     // rows that a block adds side by side
+    COLUMNS = 32 * EACH, // columns of a block
+    COLUMN_BLOCKS = 1024 // that a GPU is given, where the rows suffice
+};
+static inline int64_t column_parts(int64_t N, int64_t C) {
+    return max_i64(
+        1, min_i64(ceil_div(COLUMN_BLOCKS, ceil_div(C, COLUMNS)), ceil_div(N, 4 * COLUMN_ROWS)));
+}
+// Bytes of all partial sums of up to C columns.
+static inline int64_t column_scratch_bytes(int64_t C) {
+    return (COLUMN_BLOCKS + ceil_div(C, COLUMNS)) * 2 * COLUMNS * (int64_t)sizeof(float);
+}
 template <class R>
 __global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
                                        const R *in, const float *mean, const float *rstd, int64_t N,
                                        int64_t C, int64_t each) {
-    __shared__ float sums[2][COLUMN_ROWS][32 * WIDE];
-    const int64_t c = ((int64_t)blockIdx.x * 32 + threadIdx.x) * WIDE,
-                  end = c < C ? least((blockIdx.y + 1) * each, N) : 0;
-    float weight[WIDE] = {}, bias[WIDE] = {}, dy[WIDE], x[WIDE];
+    __shared__ float sums[2][COLUMN_ROWS][COLUMNS];
+    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x * EACH, left = C - c,
+                  end = left > 0 ? least((blockIdx.y + 1) * each, N) : 0;
+    float weight[EACH] = {}, bias[EACH] = {}, dy[EACH], x[EACH];
     for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
-        read_numbers<WIDE>(dy, dout + n * C + c, C - c);
+        read_numbers<EACH>(dy, dout + n * C + c, left);
         if (in) {
             const float m = mean ? mean[n] : 0.0f, r = rstd[n];
-            read_numbers<WIDE>(x, in + n * C + c, C - c);
-            UNROLL for (int j = 0; j < WIDE; j++) { weight[j] += dy[j] * ((x[j] - m) * r); }
+            read_numbers<EACH>(x, in + n * C + c, left);
+            UNROLL for (int j = 0; j < EACH; j++) { weight[j] += dy[j] * ((x[j] - m) * r); }
         }
-        UNROLL for (int j = 0; j < WIDE; j++) { bias[j] += dy[j]; }
+        UNROLL for (int j = 0; j < EACH; j++) { bias[j] += dy[j]; }
     }
-    write_numbers<WIDE>(&sums[0][threadIdx.y][threadIdx.x * WIDE], weight, WIDE);
-    write_numbers<WIDE>(&sums[1][threadIdx.y][threadIdx.x * WIDE], bias, WIDE);
+    write_numbers<EACH>(&sums[0][threadIdx.y][threadIdx.x * EACH], weight, EACH);
+    write_numbers<EACH>(&sums[1][threadIdx.y][threadIdx.x * EACH], bias, EACH);
     __syncthreads();
-    // Each thread finishes a column of the weights, or of the biases.
-    const int thread = (int)(threadIdx.y * 32 + threadIdx.x), column = thread % (32 * WIDE);
-    const int64_t to = (int64_t)blockIdx.x * 32 * WIDE + column;
-    float total = 0.0f, *sum = thread < 32 * WIDE ? weights : biases;
-    if (to >= C || !sum) { return; }
-    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[thread / (32 * WIDE)][y][column]; }
-    sum[blockIdx.y * stride + to] = total;
+    // Each thread finishes a column.
+    const int column = (int)(threadIdx.y * 32 + threadIdx.x);
+    const int64_t to = (int64_t)blockIdx.x * COLUMNS + column;
+    for (int i = 0; i < 2 && to < C; i++) {
+        float total = 0.0f, *sum = i ? biases : weights;
+        for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[i][y][column]; }
+        if (sum) { sum[blockIdx.y * stride + to] = total; }
+    }
 }
-static_assert(2 * WIDE == COLUMN_ROWS, "a thread for each column, of weights and of biases");
+static_assert((int)COLUMNS == (int)COLUMN_ROWS * 32, "a thread for each column");
 // A block adds the parts of 32 columns, those of COLUMN_ROWS parts side by side.
 __global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
                                      int64_t parts, int64_t C, bool accumulate) {
@@ -297,7 +310,7 @@ static inline void column_partials(Stream *s, float *weights, float *biases, int
                                    const Real *dout, const Real *in, const float *mean,
                                    const float *rstd, int64_t N, int64_t C, int64_t parts,
                                    int64_t each) {
-    const dim3 grid(blocks_for(C, 32 * WIDE), (unsigned)parts), block(32, COLUMN_ROWS);
+    const dim3 grid(blocks_for(C, COLUMNS), (unsigned)parts), block(32, COLUMN_ROWS);
     FOR_REAL(launch_with(s, column_partials_kernel<R>, grid, block, 0, weights, biases, stride,
                          dout, in, mean, rstd, N, C, each));
 }
@@ -311,144 +324,10 @@ static inline void column_sums(Stream *s, float *dweight, float *dbias, const Re
                                const Real *in, const float *mean, const float *rstd, int64_t N,
                                int64_t C, bool accumulate) {
     float *partials = (float *)scratch(s);
-    const int64_t each = max_i64(4 * COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)),
-                  parts = ceil_div(N, each);
+    const int64_t each = max_i64(1, ceil_div(N, column_parts(N, C))), parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
     column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
     column_finish(s, dweight, dbias, partials, parts, C, accumulate);
-}
-
-// --- norms: one warp per row ---------------------------------------------------------------------
-// A lane takes EACH numbers of a row at a time. What it reads more than once, it keeps in shared
-// memory, where a block has room for it. It reads only what it wrote, so no barrier is needed.
-enum { KEPT_MOST = 96 << 10 }; // bytes; the GPUs with the least let a block have 99 KB
-// Returns the elements of a row that is kept, with `rows` of them for each warp; 0: there is no room.
-static inline int kept_width(int rows, int64_t C) {
-    const int64_t width = round_up(C, EACH);
-    return rows * width * WARPS * (int64_t)ops_real_bytes() <= KEPT_MOST ? (int)width : 0;
-}
-#define LAUNCH_NORM(s, kernel, rows, N, C, ...)                                                    \
-    FOR_REAL(launch_with(s, kernel<R>, blocks_for(N, WARPS), THREADS,                              \
-                         (rows)*WARPS *kept_width(rows, C) * (int)sizeof(R), __VA_ARGS__, N, C,    \
-                         kept_width(rows, C)))
-// A row of `a`; or, with b, the sum of their rows, which is written.
-template <class R> struct NormRow {
-    const R *a, *b;
-    R *sum, *kept;
-    int64_t C;
-    __device__ void read_first(float *x, int64_t c) const {
-        float y[EACH];
-        read_numbers<EACH>(x, a + c, C - c);
-        if (b) {
-            read_numbers<EACH>(y, b + c, C - c);
-            UNROLL for (int j = 0; j < EACH; j++) { x[j] = rounded<R>(x[j] + y[j]); }
-            write_numbers<EACH>(sum + c, x, C - c);
-        }
-        if (kept) { write_numbers<EACH>(kept + c, x, EACH); }
-    }
-    __device__ void read_again(float *x, int64_t c, float padding = 0.0f) const {
-        read_numbers<EACH>(x, (kept ? kept : b ? sum : a) + c, C - c, padding);
-    }
-};
-// Row n of (N, C); the warp's kept row number `number`.
-template <class R>
-__device__ NormRow<R> norm_row(R *sum, const R *a, const R *b, int64_t n, int64_t C, int number,
-                               int width) {
-    DYNAMIC_SHARED(R, kept);
-    NormRow<R> row = {a + n * C, b, sum, NULL, C};
-    if (b) {
-        row.b += n * C;
-        row.sum += n * C;
-    }
-    if (width) { row.kept = kept + (number * WARPS + (int)threadIdx.x / 32) * width; }
-    return row;
-}
-template <class R>
-__device__ NormRow<R> norm_row(const R *a, int64_t n, int64_t C, int number, int width) {
-    return norm_row((R *)NULL, a, (const R *)NULL, n, C, number, width);
-}
-__device__ int64_t norm_begin() { return threadIdx.x % 32 * EACH; }
-enum { NORM_STEP = 32 * EACH };
-
-template <class R>
-__global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
-                                 const R *weight, const R *bias, int64_t N, int64_t C, int width) {
-    const int64_t n = warp_index();
-    if (n >= N) { return; } // whole warps return
-    const NormRow<R> row = norm_row(sum, a, b, n, C, 0, width);
-    float x[EACH], w[EACH], y[EACH], total = 0.0f, squares = 0.0f;
-    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
-        row.read_first(x, c);
-        UNROLL for (int j = 0; j < EACH; j++) { total += x[j]; }
-    }
-    const float m = warp_sum(total) / (float)C;
-    // The mean is subtracted first, which avoids cancellation.
-    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
-        row.read_again(x, c, m);
-        UNROLL for (int j = 0; j < EACH; j++) { squares += (x[j] - m) * (x[j] - m); }
-    }
-    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
-    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
-        row.read_again(x, c);
-        read_numbers<EACH>(w, weight + c, C - c);
-        read_numbers<EACH>(y, bias + c, C - c);
-        UNROLL for (int j = 0; j < EACH; j++) { y[j] += (x[j] - m) * r * w[j]; }
-        write_numbers<EACH>(out + n * C + c, y, C - c);
-    }
-    if (threadIdx.x % 32 == 0) {
-        mean[n] = m;
-        rstd[n] = r;
-    }
-}
-static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
-                                         const Real *a, const Real *b, const Real *weight,
-                                         const Real *bias, int64_t N, int64_t C) {
-    LAUNCH_NORM(s, layernorm_kernel, 1, N, C, out, mean, rstd, sum, a, b, weight, bias);
-}
-
-// With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
-template <class R>
-__global__ void layernorm_backward_kernel(R *din, const R *before, const R *dout, const R *in,
-                                          const R *weight, const float *mean, const float *rstd,
-                                          int64_t N, int64_t C, int width) {
-    const int64_t n = warp_index();
-    if (n >= N) { return; }
-    const NormRow<R> dy_row = norm_row(dout, n, C, 0, width), x_row = norm_row(in, n, C, 1, width);
-    const float m = mean[n], r = rstd[n];
-    float dy[EACH], x[EACH], w[EACH], to[EACH] = {}, g_sum = 0.0f, gh_sum = 0.0f;
-    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
-        dy_row.read_first(dy, c);
-        x_row.read_first(x, c);
-        read_numbers<EACH>(w, weight + c, C - c);
-        UNROLL for (int j = 0; j < EACH; j++) {
-            g_sum += dy[j] * w[j];
-            gh_sum += dy[j] * w[j] * ((x[j] - m) * r);
-        }
-    }
-    const float g_mean = warp_sum(g_sum) / (float)C, gh_mean = warp_sum(gh_sum) / (float)C;
-    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
-        if (before) { read_numbers<EACH>(to, before + n * C + c, C - c); }
-        dy_row.read_again(dy, c);
-        x_row.read_again(x, c);
-        read_numbers<EACH>(w, weight + c, C - c);
-        UNROLL for (int j = 0; j < EACH; j++) {
-            const float dx = r * (dy[j] * w[j] - g_mean - (x[j] - m) * r * gh_mean);
-            x[j] = (before ? to[j] : 0.0f) + dx;
-        }
-        write_numbers<EACH>(din + n * C + c, x, C - c);
-    }
-}
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *before,
-                                                const Real *dout, const Real *in,
-                                                const Real *weight, const float *mean,
-                                                const float *rstd, int64_t N, int64_t C) {
-    LAUNCH_NORM(s, layernorm_backward_kernel, 2, N, C, din, before, dout, in, weight, mean, rstd);
-}
-static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
-                                                 const Real *dout, const Real *in,
-                                                 const float *mean, const float *rstd, int64_t N,
-                                                 int64_t C, bool accumulate) {
-    column_sums(s, dweight, dbias, dout, in, mean, rstd, N, C, accumulate);
 }
 
 // --- matmul --------------------------------------------------------------------------------------
@@ -532,7 +411,7 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 
 // parts of this file
 #include "ops/cuda/activation_cuda.cuh" // activations of the MLP, soft caps
-#include "ops/cuda/rmsnorm_cuda.cuh"    // RMSNorm
+#include "ops/cuda/norms_cuda.cuh"      // layernorm, RMSNorm
 
 #include "ops/cuda/heads_cuda.cuh" // rotary positions, norms of heads
 
@@ -643,7 +522,7 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(ops_widest(shape), shape.Vp),
                   real = (int64_t)ops_real_bytes();
-    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = order_numbers(N) * 4,
+    const int64_t columns = column_scratch_bytes(widest), order = order_numbers(N) * 4,
                   attention = attention_scratch_bytes(shape),
                   logits = min_i64(min_i64(N, CLASSIFIER_ROWS), shape.logits) * shape.Vp * real;
     return (size_t)(MATMUL_WORKSPACE +
