@@ -267,6 +267,7 @@ static inline void cyclic_fill(StatePlan *s) {
                   class_slot = r->borrows ? 0 : (int)gpt_storage_class(s->model, i);
         row->gathers = r->borrows;
         row->param_slot = r->borrows ? borrowed_slot(s->model, i) : -1;
+        row->grad_slot = r->borrows && i ? row->p2p.grad_slot : -1;
         row->reduces_often = true;
         row->wave = -1;
         row->borrowed = r->borrows && !owns;

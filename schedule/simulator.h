@@ -117,6 +117,7 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
         *simulator_sent(me, a) = me->out;
     }
     if (a->kind == ACT_SEND_STATS) { me->stats = me->out; }
+    if (a->kind == ACT_SEND_SUM) { *simulator_left(s, rank, a->storage) = me->out; }
     simulator_time(s, rank, a, begin, me->out);
 }
 // A compute action waits for its messages, and for the buffers into which it writes gradients.

@@ -38,10 +38,10 @@ DEPTH = 170  # k of a product with which it reaches half of its rate
 OF_CUDNN = 0.28, 0.20  # of the peak: attention's forward and backward pass, heads of 64
 LAUNCH = 2e-6  # seconds between a kernel and the next
 # Of their instructions about half run: divisions of 64 bits have a second path, for large numbers
-DIVIDING = ("embedding_kernel<bf16>", "rotary_kernel<bf16>", "adamw_kernel")
-DIVIDING += ("swiglu_kernel<bf16>", "swiglu_backward_kernel<bf16>")
+DIVIDING = ("embedding_kernel<bf16>", "adamw_kernel")
 HMMA_FLOPS = 4096  # of one mma.m16n8k16
 CLASSIFIER_ROWS = 2048
+EACH, WIDE = 8, 4  # numbers that a thread reads or writes at once
 HEAD = 64
 
 # F: the width of the feed-forward layer; two of them where it is gated (Llama, which has RMSNorm
@@ -164,20 +164,20 @@ def norm_launches(m, of):
     if not m.gated:
         return [
             of("embedding_kernel<bf16>", 1, 4 * n, 3 * n),
-            of("layernorm_kernel<bf16>", L + 1, 4 * n, 6 * n),
-            of("layernorm_kernel<bf16>, with the residual", L, 8 * n, 9 * n),
-            of("layernorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n),
+            of("layernorm_kernel<bf16>", L + 1, 4 * n, 6 * n / EACH),
+            of("layernorm_kernel<bf16>, with the residual", L, 8 * n, 9 * n / EACH),
+            of("layernorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n / EACH),
             of("embedding_backward_wpe_kernel<bf16>", 1, 2 * n, n),
         ]
     turned, wide = N * (m.heads + m.kv) * HEAD, N * m.F
     return [
         of("embedding_kernel<bf16>", 1, 4 * n, 2 * n),
-        of("rmsnorm_kernel<bf16>", L + 1, 4 * n, 4 * n),
-        of("rmsnorm_kernel<bf16>, with the residual", L, 8 * n, 7 * n),
-        of("rmsnorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n),
-        of("rotary_kernel<bf16>", 2 * L, 4 * turned, 2 * turned),
-        of("swiglu_kernel<bf16>", L, 6 * wide, 3 * wide),
-        of("swiglu_backward_kernel<bf16>", L, 10 * wide, 5 * wide),
+        of("rmsnorm_kernel<bf16>", L + 1, 4 * n, 4 * n / EACH),
+        of("rmsnorm_kernel<bf16>, with the residual", L, 8 * n, 7 * n / EACH),
+        of("rmsnorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n / EACH),
+        of("rotary_kernel<bf16>", 2 * L, 4 * turned, 2 * turned / WIDE),
+        of("swiglu_kernel<bf16>", L, 6 * wide, 3 * wide / EACH),
+        of("swiglu_backward_kernel<bf16>", L, 10 * wide, 5 * wide / EACH),
     ]
 
 
@@ -192,10 +192,10 @@ def kernel_launches(m):
 
     return [
         *norm_launches(m, of),
-        of("residual_kernel<bf16>", m.L, 6 * n, 3 * n),
+        of("map_kernel<Add, bf16, bf16>", m.L, 6 * n, 3 * n / EACH),
         of("attention_mma_kernel<64, 2, 64>", m.L, 4 * n + 2 * kv, 0, 2 * scores),
         of("classifier_kernel<bf16>", math.ceil(N / rows), 4 * chunk, 4 * chunk),
-        of("column_partials_kernel<bf16>", 2 * m.L + 1, 4 * n, 4 * n),
+        of("column_partials_kernel<bf16>", 2 * m.L + 1, 4 * n, 4 * n / WIDE),
         of("attention_delta_kernel<bf16>", m.L, 4 * n, 2 * n),
         of("attention_mma_keys_kernel<64, 2, 32>", m.L, 4 * n + 4 * kv, 0, 4 * scores),
         of("attention_mma_queries_kernel<64, 2, 32>", m.L, 6 * n + 2 * kv, 0, 3 * scores),
@@ -286,8 +286,6 @@ def estimate(code, m, micro_steps=1, attention=OWN, card="H100"):
         found = products(m, i > 0)
         parts["matrix products"] += product_seconds(found, card)
         parts["between launches"] += LAUNCH * len(found)
-    copies = 2 * m.L * 4 * m.B * m.T * m.C / MEMORY_RATES[card] / OF_MEMORY
-    parts["copies of gradients"] = micro_steps * copies
     for launch in kernel_launches(m):
         times = launch.calls * (1 if launch.once else micro_steps)
         name = "norm and optimizer" if launch.once else "other kernels"

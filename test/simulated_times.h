@@ -42,7 +42,7 @@ static inline void assert_times_of_rank(const char *name, TouchPlan *p, int rank
         action_touches(p, rank, a);
         for (int k = 0; k < p->count; k++) {
             const Touch *t = &p->touch[k];
-            if (is_bookkeeping(t->of)) { continue; }
+            if (is_bookkeeping(t->of) && t->of != RES_GRADIENT_SLOT) { continue; }
             const int before = numbers.count, at = resource_number(&numbers, rank, t);
             if (at == before) {
                 const ResourceTimes none = {-INFINITY, -INFINITY, NULL};

@@ -557,21 +557,34 @@ static void layernorm_reference(const Case *c, double **in, double *out) {
         out[2 * N * C + N + n] = rstd;
     }
 }
+// Returns where the gradient of a normalised value goes. before = the residual path's: in the same
+// place, or elsewhere.
+static Real *residual_path(const Case *c, Stream *s, float *din, const float *dout,
+                           const Real **before) {
+    const int64_t n = positions(c) * c->C;
+    if (c->variant % 2) {
+        *before = in_real(s, dout, n);
+        return out_real(s, din, n);
+    }
+    ops_copy(s, din, dout, (size_t)n * sizeof(float));
+    Real *same = out_real(s, din, n);
+    *before = same;
+    return same;
+}
 static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                           float **grad, bool accumulate) {
     int64_t N = positions(c), C = c->C, n = N * C;
     float *mean = out + 2 * n, *rstd = mean + N;
     // sum is a, or is not written at all
     if (c->variant != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
-    // the residual path
-    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
-    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
-    const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n);
+    Real *sum = out_real(s, out, n);
+    const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n), *before;
+    Real *din = residual_path(c, s, grad[0], dout, &before);
     ops_layernorm_forward(s, out_real(s, out + n, n), mean, rstd, c->variant ? sum : NULL,
                           c->variant == 2 ? sum : in_real(s, in[0], n),
                           c->variant ? in_real(s, in[1], n) : NULL, weight, in_real(s, in[3], C), N,
                           C);
-    ops_layernorm_backward_input(s, din, dy, sum, weight, mean, rstd, N, C);
+    ops_layernorm_backward_input(s, din, before, dy, sum, weight, mean, rstd, N, C);
     ops_layernorm_backward_weight(s, grad[2], grad[3], dy, sum, mean, rstd, N, C, accumulate);
     reals_done(s);
     if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
@@ -1743,15 +1756,14 @@ static void rmsnorm_run(const Case *c, Stream *s, float **in, float *out, const 
     float *rstd = out + 2 * n;
     // sum is a, or is not written at all
     if (add != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
-    // the residual path
-    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
-    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
+    Real *sum = out_real(s, out, n);
     const Real *weight = c->variant & 4 ? NULL : in_real(s, in[2], C),
-               *dy = in_real(s, dout + n, n);
+               *dy = in_real(s, dout + n, n), *before;
+    Real *din = residual_path(c, s, grad[0], dout, &before);
     ops_rmsnorm_forward(s, out_real(s, out + n, n), rstd, add ? sum : NULL,
                         add == 2 ? sum : in_real(s, in[0], n), add ? in_real(s, in[1], n) : NULL,
                         weight, N, C, rms_eps);
-    ops_rmsnorm_backward_input(s, din, dy, sum, weight, rstd, N, C);
+    ops_rmsnorm_backward_input(s, din, before, dy, sum, weight, rstd, N, C);
     if (weight) { ops_rmsnorm_backward_weight(s, grad[2], dy, sum, rstd, N, C, accumulate); }
     reals_done(s);
     if (add) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
