@@ -74,7 +74,8 @@ MPI_FLAGS = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) \
          $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
 # cuDNN, its frontend and NVRTC: the system's, the toolkit's, or those of scripts/setup.sh cuda.
 CUDNN_PATHS = $(patsubst %,-isystem %,$(wildcard $(SITE)/include $(WHEELS)/cudnn/include))
-TOOLKIT = $(if $(shell command -v nvcc),$(dir $(realpath $(shell command -v nvcc)))..,$(WHEELS)/cu13)
+TOOLKIT = $(if $(shell command -v nvcc),$(dir $(realpath $(shell command -v nvcc)))..,\
+          $(WHEELS)/cu13)
 no_header = $(if $(call if_header,$(1),1,$(CUDNN_PATHS) -isystem $(TOOLKIT)/include),,$(1))
 NO_CUDNN = $(strip $(foreach h,cudnn_version.h cudnn_frontend_version.h nvrtc.h,\
            $(call no_header,$(h))))

@@ -15,10 +15,10 @@
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes
 # nothing, with no network. The GPU build takes what NVIDIA's packages bring where they are
-# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev), cuDNN (libcudnn9-dev). Elsewhere than on Debian, Ubuntu
-# and Fedora it only says what is missing. Python packages are a convenience: without them the
-# scripts fall back, so a failure to get them is reported and is no error. Exit status: 0 all there,
-# 2 bad usage, 3 something is missing and could not be installed.
+# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev), cuDNN (libcudnn9-dev). Elsewhere
+# than on Debian, Ubuntu and Fedora it only says what is missing. Python packages are a convenience:
+# without them the scripts fall back, so a failure to get them is reported and is no error. Exit
+# status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -102,7 +102,7 @@ static void run_rmsnorm_sum(Bench *b) {
                         b->weight, b->N, b->a.C, 1e-5f);
 }
 static void run_rmsnorm_input(Bench *b) {
-    ops_rmsnorm_backward_input(&b->s, b->small[2], b->small[1], b->small[0], b->weight,
+    ops_rmsnorm_backward_input(&b->s, b->small[2], b->small[2], b->small[1], b->small[0], b->weight,
                                b->statistics[0], b->N, b->a.C);
 }
 static void run_rmsnorm_weight(Bench *b) {
@@ -126,12 +126,10 @@ static void run_fcproj(Bench *b) {
 }
 // What the library may not fuse into a product
 static void run_gelu(Bench *b) {
-    const int64_t n = b->N * 4 * b->a.C;
-    LAUNCH_REAL(&b->s, gelu_kernel, blocks_for(n, THREADS), b->wide[1], b->wide[0], n);
+    map_reals(&b->s, Gelu(), b->wide[1], b->wide[0], NULL, b->N * 4 * b->a.C);
 }
 static void run_gelu_backward(Bench *b) {
-    const int64_t n = b->N * 4 * b->a.C;
-    LAUNCH_REAL(&b->s, gelu_backward_kernel, blocks_for(n, THREADS), b->wide[1], b->wide[0], n);
+    map_reals(&b->s, GeluBackward(), b->wide[1], b->wide[1], b->wide[0], b->N * 4 * b->a.C);
 }
 static void run_bias_sums(Bench *b) {
     column_sums(&b->s, NULL, b->states[0], b->wide[0], NULL, NULL, NULL, b->N, 4 * b->a.C, true);

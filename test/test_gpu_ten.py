@@ -195,7 +195,7 @@ class Whole(InFolder):
 
 class Attention(unittest.TestCase):
     """build/bench_attention_emu, with test/cudnn_frontend.h in place of cuDNN: which direction it
-    computes, with which scratch, and that the tensors it is told of are those of the own kernels."""
+    computes, with which scratch, and that it is told the same tensors as the own kernels."""
 
     NONE = dict.fromkeys(("cudnn_{}_ms", "cudnn_{}_tflops", "{}_scratch", "{}_apart"))
 
@@ -228,12 +228,12 @@ class Attention(unittest.TestCase):
             self.check(shape, "cuDNN")
 
     def test_scratch(self):
-        """Llama's 2048 tokens with heads of 64 are taken, 4096 are not; in proportion, heads of 8."""
+        """In proportion: 2048 tokens with heads of 64 (Llama's) are taken, 4096 are not."""
         self.check((1, 256, 1, 1, 8), "cuDNN")
         found = self.check((1, 512, 1, 1, 8), "cuDNN forward, own backward")
         self.assertEqual(
             found["backward_refused"],
-            f"it needs {2 * 512 * 512 + 4 * 512 + 256} bytes of scratch; the limit is {80 * 512 * 8}",
+            f"it needs {2 * 512**2 + 4 * 512 + 256} bytes of scratch; the limit is {80 * 512 * 8}",
         )
 
     def test_refused(self):
