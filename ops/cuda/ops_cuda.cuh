@@ -43,8 +43,8 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
 }
 
 // order(N) = positions sorted by token; positions of equal tokens stay in order. Each row of the
-// grid sorts N tokens of its own: by a digit of DIGIT_BITS at a time, the lowest first. A warp takes
-// SORT_EACH entries, a block SORT_BLOCK; thread d counts those of digit d. With several blocks they
+// grid sorts N tokens of its own: by a digit of DIGIT_BITS at a time, the lowest first. A warp
+// takes SORT_EACH entries, a block SORT_BLOCK; thread d counts those of digit d. Several blocks
 // first only store their counts.
 enum { DIGIT_BITS = 9, DIGITS = 1 << DIGIT_BITS, SORT_WARPS = DIGITS / 32, SORT_EACH = 128 };
 enum { SORT_BLOCK = SORT_WARPS * SORT_EACH };
@@ -538,8 +538,8 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
 enum { CLASSIFIER_THREADS = 512, AHEAD = 4 };
-// Calls f(i, part i) for those of the parts first .. n - 1 that fall to this thread, and reads AHEAD
-// of them at once.
+// Calls f(i, part i) for those of the parts first .. n - 1 that fall to this thread. It reads AHEAD
+// parts at once.
 template <class Part, class F> __device__ void for_parts(const Part *from, int first, int n, F f) {
     for (int i = first + (int)threadIdx.x; i < n; i += AHEAD * CLASSIFIER_THREADS) {
         Part part[AHEAD];
@@ -564,9 +564,9 @@ __device__ void add_powers(float *top, float *sum, const R *numbers, float softc
     UNROLL for (int j = 0; j < N; j++) { *sum += power_of_2(fmaf(x[j], LOG2_E, -most)); }
     *top = most;
 }
-// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row, reads it
-// once, and keeps its first `kept` parts of 16 bytes for the second pass. A row that is not aligned
-// to 16 bytes is read number by number.
+// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row, reads
+// it once, and keeps its first `kept` parts of 16 bytes for the second pass. A row that is not
+// aligned to 16 bytes is read number by number.
 template <bool CAPPED, class R>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     classifier_kernel(float *losses, R *logits, const int32_t *targets, int V, int Vp, float scale,
@@ -692,8 +692,8 @@ static inline void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o) {
 // The result has the same bits as on the CPU. Element e of a chunk is added to sum e mod 32, and
 // these sums are added in order; the square of an fp32 number is exact in fp64. A warp takes
 // SQUARE_CHUNKS chunks at a time: eight lanes a chunk, each lane four neighbouring sums. Afterwards
-// a lane finishes a chunk. The chunks' terms are added as integers, which needs no order: those of a
-// block in shared memory, then those of all blocks in *sum.
+// a lane finishes a chunk. The chunks' terms are added as integers, which needs no order: those of
+// a block in shared memory, then those of all blocks in *sum.
 enum { SQUARE_CHUNKS = 4, SQUARE_BLOCKS = 1024 };
 __device__ void exact_atomic_add(int64_t *limb, int64_t part) {
     if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
