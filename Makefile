@@ -16,10 +16,13 @@ has_cc = $(shell command -v $(firstword $(CC)))
 ifneq ($(filter-out 0 1,$(MPI)),)
 $(error MPI=$(MPI): expected 0 or 1)
 endif
-# $(call if_header,HEADER,TEXT): TEXT if the compiler finds the header
+ifneq ($(filter-out 0 1,$(USE_CUDNN)),)
+$(error USE_CUDNN=$(USE_CUDNN): expected 0 or 1)
+endif
+# $(call if_header,HEADER,TEXT,FLAGS): TEXT if the compiler, with the flags, finds the header
 hash := \#
 if_header = $(shell echo '$(hash)include <$(1)>' | $(or $(and $(has_cc),$(CC)),cc) \
-            -DPCRE2_CODE_UNIT_WIDTH=8 -E - >/dev/null 2>&1 && echo '$(2)')
+            -DPCRE2_CODE_UNIT_WIDTH=8 $(3) -E - >/dev/null 2>&1 && echo '$(2)')
 MATMUL := $(or $(call if_header,dnnl.h,onednn),cblas)
 BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
@@ -44,9 +47,11 @@ SODIUM = $(call if_header,sodium.h,-DUSE_SODIUM -lsodium)
 # architecture has (wgmma, tcgen05), so none is compiled for sm_90a or sm_100a.
 #   NVCC     CUDA's compiler; where none is installed, that of scripts/setup.sh cuda
 #   TF32=1   products of fp32 matrices may round their operands to TF32
-#   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn
-#            installs what it needs beside cuDNN
-WHEELS = $(firstword $(wildcard $(CURDIR)/.venv/lib/python3*/site-packages/nvidia))
+#   USE_CUDNN=0   own attention only. The default is attention by cuDNN's kernels where they take a
+#            shape, if its headers are found, which scripts/setup.sh cuda installs; USE_CUDNN=1
+#            fails without them
+SITE   = $(firstword $(wildcard $(CURDIR)/.venv/lib/python3*/site-packages))
+WHEELS = $(SITE)/nvidia
 NVCC   = $(if $(shell command -v nvcc),nvcc,$(WHEELS)/cu13/bin/nvcc)
 library  = $(if $(shell command -v nvcc),-l$(2),-Xlinker -rpath=$(WHEELS)/$(1)/lib \
            -Xlinker $(wildcard $(WHEELS)/$(1)/lib/lib$(2).so.*))
@@ -67,9 +72,18 @@ NVCCFLAGS = -std=c++17 $(OPTIMISE) --threads 0 $(GPUS) -Werror all-warnings \
 CUDA_MPI = $(or $(WITHOUT_MPI),$(if $(has_cc),$(MPI_FLAGS),-DWITHOUT_MPI))
 MPI_FLAGS = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) \
          $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
-CUDNN  = -DUSE_CUDNN \
-         $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) \
-         -lcudnn -lnvrtc
+# cuDNN, its frontend and NVRTC: the system's, the toolkit's, or those of scripts/setup.sh cuda.
+CUDNN_PATHS = $(patsubst %,-isystem %,$(wildcard $(SITE)/include $(WHEELS)/cudnn/include))
+TOOLKIT = $(if $(shell command -v nvcc),$(dir $(realpath $(shell command -v nvcc)))..,\
+          $(WHEELS)/cu13)
+no_header = $(if $(call if_header,$(1),1,$(CUDNN_PATHS) -isystem $(TOOLKIT)/include),,$(1))
+NO_CUDNN = $(strip $(foreach h,cudnn_version.h cudnn_frontend_version.h nvrtc.h,\
+           $(call no_header,$(h))))
+WITH_CUDNN = $(or $(USE_CUDNN),$(if $(NO_CUDNN),0,1))
+CUDNN  = $(if $(filter 1,$(WITH_CUDNN)),-DUSE_CUDNN $(CUDNN_PATHS) \
+         $(if $(wildcard $(WHEELS)/cudnn/lib),-Xlinker -rpath=$(WHEELS)/cudnn/lib \
+         -Xlinker $(wildcard $(WHEELS)/cudnn/lib/libcudnn.so.*),-lcudnn) \
+         $(call library,cu13,nvrtc))
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 FOLDERS = . cli run report planner plan executor schedule checkpoint privacy text state model comm \
@@ -113,18 +127,20 @@ checked   = $(emu_object) && \
             OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@ $(TEXT)
 emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 \
             $(filter -D%,$(TEXT)) $(DEPENDS) -c $< -o build/checked_$(@F).o
-cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) \
-            $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) $(TEXT) -lgomp
+cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCCL) $(TEXT) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
-cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCCL) $(TEXT) -lgomp
-cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-KINDS = alone arm64 c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn
+cudnn     = $(NVCC) $(NVCCFLAGS) -DWITHOUT_MPI $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
+KINDS = alone arm64 c cpp sanitized shared emu checked cuda gpu gpu_production cudnn
 # What a kind that calls MPI's compiler says where there is none.
 no_mpi = $(if $(shell command -v mpicc),,echo "mpicc is missing: scripts/setup.sh build installs" \
          "MPI; make MPI=0 builds for one rank, without MPI" >&2; exit 2;)
+# The same, of USE_CUDNN=1 without cuDNN.
+no_cudnn = $(if $(filter 1,$(USE_CUDNN)),$(if $(NO_CUDNN),echo "USE_CUDNN=1: no $(NO_CUDNN):" \
+           "scripts/setup.sh cuda installs cuDNN's headers" >&2; exit 2;))
 $(KINDS:%=build/flags-%): build/flags-%: FORCE
-	+@$(if $(filter mpicc mpicxx,$($*)),$(no_mpi)) mkdir -p build; \
+	+@$(if $(filter mpicc mpicxx,$($*)),$(no_mpi)) \
+	$(if $(filter cuda cudnn,$*),$(no_cudnn)) mkdir -p build; \
 	line='$(subst ','\'',$($*))'; \
 	[ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
@@ -137,11 +153,15 @@ train_gpt: train_gpt.c build/flags-c
 	$(c) $(COMMIT)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;
-##              MPI=0, or without mpicc: for one rank; USE_CUDNN=1: attention by cuDNN
+##              MPI=0, or without mpicc: for one rank; attention by cuDNN where it is found,
+##              USE_CUDNN=0: by own kernels
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
 	@$(if $(WITHOUT_MPI)$(has_cc),,echo "mpicc is missing: train_gpt_cuda is built for one rank," \
 	    "as with MPI=0")
+	@echo "$@: $(if $(filter 1,$(WITH_CUDNN)),attention by cuDNN; make cuda USE_CUDNN=0 builds own \
+	attention only,own attention only; $(if $(USE_CUDNN),make cuda builds it,scripts/setup.sh cuda \
+	installs what) $(if $(USE_CUDNN),with cuDNN's,cuDNN's needs (no $(NO_CUDNN))))"
 	$(cuda) $(COMMIT)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
@@ -239,13 +259,13 @@ build/gpu_production_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gp
 	$(gpu_production)
 build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu
 	$(gpu)
-build/cudnn_%: test/%.cu $(CUDA_HEADERS) build/flags-cudnn
+# Own attention beside cuDNN's, where it is found.
+build/gpu_bench_attention: test/bench_attention.cu $(CUDA_HEADERS) build/flags-cudnn
 	$(cudnn)
-# The program with cuDNN's attention beside the one without: scripts/gpu_ten.py compares them.
-build/train_gpt_cudnn: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda_cudnn
-	$(cuda_cudnn)
 build/bench_%_emu: test/bench_%.cu build/flags-emu
 	$(emu)
+# With test/cudnn_frontend.h in place of cuDNN's, as has train_gpt_faulty_emu.
+build/bench_attention_emu: private EMUFLAGS += -DUSE_CUDNN -Itest
 build/test_comm_nccl: test/test_comm_nccl.cu build/flags-emu
 	$(emu)
 build/test_emu: test/test_emu.cu build/flags-emu
@@ -288,7 +308,7 @@ build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 # With memory that an action does not touch made NaN, for test_layouts.py.
 build/train_gpt_touches: test/train_gpt_touches.c build/flags-c
 	$(c)
-build/train_gpt_faulty_emu: private EMUFLAGS += -O0
+build/train_gpt_faulty_emu: private EMUFLAGS += -O0 -DUSE_CUDNN -Itest
 build/train_gpt_faulty_emu: test/train_gpt_faulty.c build/flags-emu
 	$(emu)
 build/jumping_clock.so: test/jumping_clock.c build/flags-shared
@@ -311,10 +331,8 @@ bench-peers: train_gpt
 	@scripts/bench_peers.sh
 ## bench-gpu    on a machine with a GPU: GPT-2 124M, 774M, 1558M and Llama 1B in bf16, tokens/s,
 ##              MFU, each operation; against PyTorch where it is installed; own attention against
-##              cuDNN's after scripts/setup.sh cudnn
-FRONTEND = $(wildcard .venv/lib/python3*/site-packages/include/cudnn_frontend.h)
-TIMED = build/gpu_bench_kernels build/gpu_bench_attention \
-    $(if $(FRONTEND),build/train_gpt_cudnn build/cudnn_bench_attention)
+##              cuDNN's where the build has it
+TIMED = build/gpu_bench_kernels build/gpu_bench_attention
 bench-gpu:
 	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then \
 	    $(MAKE) --no-print-directory cuda $(TIMED) && \

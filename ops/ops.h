@@ -90,7 +90,8 @@ static OpsPeak ops_peak(const Stream *s);
 static size_t ops_copy_bytes(void);
 // Writes the host cores nearest to the device, such as "0-15,32-47"; "" if they are unknown.
 static void ops_near_cores(char *list, size_t bytes);
-// Returns what computes attention for the shapes planned so far: "own" (our kernels) or "cuDNN".
+// Returns what computes attention for the shapes planned so far: "own" (our kernels), "cuDNN", or
+// which of them each direction uses, as in "cuDNN forward, own backward".
 static const char *ops_attention(void);
 // Returns what products of matrices are computed in: the type of a Real, or fp32 where a CPU has no
 // dot products of bf16. Call ops_open() first.

@@ -354,8 +354,8 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   m->rates.instructions, gflops);
     }
     if (*m->rates.device) {
-        print_row("device", "%s; MFU is the share of %.4g TFLOP/s", m->rates.device,
-                  m->rates.peak_flops_per_s / 1e12);
+        print_row("device", "%s; MFU is the share of %.4g TFLOP/s; attention: %s", m->rates.device,
+                  m->rates.peak_flops_per_s / 1e12, ops_attention());
     }
 }
 // Returns what the step of a plan for --cluster means.

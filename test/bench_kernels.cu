@@ -1,28 +1,32 @@
-// bench_kernels.cu: times each operation of a training step on the shapes of a GPT, beside two
-// ceilings measured here: a copy in the device's memory and a large product. A JSON line each: the
-// best of some calls, by events. `bytes` and `flops` are what the operation must move and compute
-// at least, not what its kernels do. For scripts/gpu_ten.py.
-//   bench_kernels [ROWS T C HEADS V PRODUCT]     PRODUCT: the side of the square product
+// bench_kernels.cu: times each operation of a training step on the shapes of GPT-2 or, with
+// KV_HEADS and F (the width of the feed-forward layer), of Llama, beside two ceilings measured
+// here: a copy in the device's memory and a large product. A JSON line each: the best of some
+// calls, by events. `bytes` and `flops` are what the operation must move and compute at least, not
+// what its kernels do. For scripts/gpu_ten.py.
+//   bench_kernels [ROWS T C HEADS V PRODUCT [KV_HEADS F]]     PRODUCT: the side of the square one
 #define OPS_IMPLEMENTATION
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
 enum { CALLS = 7 }; // the first ones also load what they need
 
 typedef struct {
-    int64_t rows, T, C, NH, V, product;
+    int64_t rows, T, C, NH, V, product, kv_heads, F; // F: 0 for GPT-2
 } Shape;
 typedef struct {
     Stream s;
     OpsMark *begin, *end;
     Shape a;
     int64_t N, Vp, parameters;
-    Real *small[3], *wide[2], *weight; // N x C; N x 4 C; 4 C x C
-    Real *head;                        // Vp x C
+    Real *small[3], *wide[2]; // N x C; N x 4 C or N x 2 F
+    Real *weight, *head;      // 4 C x C or 2 F x C; Vp x C
     float *statistics[2], *gradient, *states[4], *lse, *losses;
     ExactSum *sum;
     int32_t *tokens;
+    Rotary rotary;
 } Bench;
+enum { GPT2 = 1, LLAMA = 2, BOTH = GPT2 | LLAMA };
 typedef struct {
+    int of; // models
     const char *name;
     void (*run)(Bench *b);
     double bytes, flops;
@@ -35,12 +39,16 @@ static void *take(size_t bytes) {
 }
 // Numbers in (-0.5, 0.5): zeros would take less power.
 static Real *take_reals(Bench *b, int64_t n) {
+    enum { NUMBERS = 1 << 20 };
     Real *p = (Real *)take((size_t)n * ops_real_bytes());
-    float *host = (float *)checked_malloc((size_t)n * sizeof *host, "values"),
-          *device = (float *)take((size_t)n * sizeof *device);
-    for (int64_t i = 0; i < n; i++) { host[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
-    ops_from_host(&b->s, device, host, (size_t)n * sizeof *host);
-    ops_convert_float(&b->s, p, device, ops_compute(), n, round_to_nearest());
+    float *host = (float *)checked_malloc(NUMBERS * sizeof *host, "values"),
+          *device = (float *)take(NUMBERS * sizeof *device);
+    for (int i = 0; i < NUMBERS; i++) { host[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
+    ops_from_host(&b->s, device, host, NUMBERS * sizeof *host);
+    for (int64_t at = 0; at < n; at += NUMBERS) {
+        ops_convert_float(&b->s, real_at(p, at), device, ops_compute(), min_i64(n - at, NUMBERS),
+                          round_to_nearest());
+    }
     ops_wait(&b->s);
     ops_free(device);
     free(host);
@@ -51,17 +59,23 @@ static float *take_floats(int64_t n) { return (float *)take((size_t)n * sizeof(f
 static void run_copy(Bench *b) {
     ops_copy(&b->s, b->wide[1], b->wide[0], (size_t)(b->N * 4 * b->a.C) * ops_real_bytes());
 }
+static void run_copy_gradient(Bench *b) {
+    ops_copy(&b->s, b->small[1], b->small[0], (size_t)(b->N * b->a.C) * ops_real_bytes());
+}
+static void run_zero_gradient(Bench *b) {
+    ops_zero(&b->s, b->small[1], (size_t)(b->N * b->a.C) * ops_real_bytes());
+}
 static void run_product(Bench *b) {
     ops_matmul_forward(&b->s, b->wide[1], NULL, b->wide[0], b->head, NULL, b->a.product,
                        b->a.product, b->a.product);
 }
 static void run_embedding(Bench *b) {
-    ops_embedding_forward(&b->s, b->small[0], b->tokens, b->head, b->small[1], b->a.rows, b->a.T,
-                          b->a.C);
+    ops_embedding_forward(&b->s, b->small[0], b->tokens, b->head, b->a.F ? NULL : b->small[1],
+                          b->a.rows, b->a.T, b->a.C);
 }
 static void run_embedding_backward(Bench *b) {
-    ops_embedding_backward(&b->s, b->gradient, b->states[0], b->small[0], b->tokens, NULL,
-                           b->a.rows, b->a.T, b->a.C, b->Vp, b->a.T, true, false);
+    ops_embedding_backward(&b->s, b->gradient, b->a.F ? NULL : b->states[0], b->small[0], b->tokens,
+                           NULL, b->a.rows, b->a.T, b->a.C, b->Vp, b->a.T, true, false);
 }
 static void run_layernorm(Bench *b) {
     ops_layernorm_forward(&b->s, b->small[1], b->statistics[0], b->statistics[1], NULL, b->small[0],
@@ -79,6 +93,22 @@ static void run_layernorm_weight(Bench *b) {
     ops_layernorm_backward_weight(&b->s, b->gradient, b->states[0], b->small[1], b->small[0],
                                   b->statistics[0], b->statistics[1], b->N, b->a.C, true);
 }
+static void run_rmsnorm(Bench *b) {
+    ops_rmsnorm_forward(&b->s, b->small[1], b->statistics[0], NULL, b->small[0], NULL, b->weight,
+                        b->N, b->a.C, 1e-5f);
+}
+static void run_rmsnorm_sum(Bench *b) {
+    ops_rmsnorm_forward(&b->s, b->small[1], b->statistics[0], b->wide[0], b->small[0], b->small[2],
+                        b->weight, b->N, b->a.C, 1e-5f);
+}
+static void run_rmsnorm_input(Bench *b) {
+    ops_rmsnorm_backward_input(&b->s, b->small[2], b->small[2], b->small[1], b->small[0], b->weight,
+                               b->statistics[0], b->N, b->a.C);
+}
+static void run_rmsnorm_weight(Bench *b) {
+    ops_rmsnorm_backward_weight(&b->s, b->gradient, b->small[1], b->small[0], b->statistics[0],
+                                b->N, b->a.C, true);
+}
 static void run_residual(Bench *b) {
     ops_residual(&b->s, b->small[2], b->small[0], b->small[1], b->N * b->a.C);
 }
@@ -93,6 +123,16 @@ static void run_fc(Bench *b) {
 static void run_fcproj(Bench *b) {
     ops_matmul_forward(&b->s, b->small[0], NULL, b->wide[0], b->weight, b->weight, b->N, 4 * b->a.C,
                        b->a.C);
+}
+// What the library may not fuse into a product
+static void run_gelu(Bench *b) {
+    map_reals(&b->s, Gelu(), b->wide[1], b->wide[0], NULL, b->N * 4 * b->a.C);
+}
+static void run_gelu_backward(Bench *b) {
+    map_reals(&b->s, GeluBackward(), b->wide[1], b->wide[1], b->wide[0], b->N * 4 * b->a.C);
+}
+static void run_bias_sums(Bench *b) {
+    column_sums(&b->s, NULL, b->states[0], b->wide[0], NULL, NULL, NULL, b->N, 4 * b->a.C, true);
 }
 static void run_fcproj_input(Bench *b) {
     ops_matmul_backward_input(&b->s, b->wide[1], b->small[0], b->weight, b->wide[0], b->N,
@@ -110,10 +150,57 @@ static AttentionShape attention_of(const Bench *b) {
     const AttentionShape shape = {.rows = b->a.rows,
                                   .T = b->a.T,
                                   .heads = b->a.NH,
-                                  .kv_heads = b->a.NH,
+                                  .kv_heads = b->a.kv_heads,
                                   .D = b->a.C / b->a.NH};
     return shape;
 }
+static HeadNorm head_norm_of(const Bench *b) {
+    const HeadNorm h = {
+        .shape = attention_of(b), .rotary = &b->rotary, .eps = 1e-5f, .scale = 1.0f};
+    return h;
+}
+static void run_rotary(Bench *b) {
+    ops_rotary(&b->s, b->wide[0], attention_of(b), &b->rotary, false);
+}
+static void run_rotary_backward(Bench *b) {
+    ops_rotary(&b->s, b->wide[0], attention_of(b), &b->rotary, true);
+}
+static void run_head_norm(Bench *b) {
+    const HeadNorm h = head_norm_of(b);
+    ops_head_norm_forward(&b->s, b->wide[1], b->statistics[0], b->wide[0], b->weight, b->weight,
+                          &h);
+}
+static void run_head_norm_input(Bench *b) {
+    const HeadNorm h = head_norm_of(b);
+    ops_head_norm_backward_input(&b->s, b->wide[1], b->head, b->wide[0], b->weight, b->weight,
+                                 b->statistics[0], &h);
+}
+static void run_head_norm_weight(Bench *b) {
+    const HeadNorm h = head_norm_of(b);
+    ops_head_norm_backward_weight(&b->s, b->states[0], b->states[1], b->head, b->wide[0],
+                                  b->statistics[0], &h, true);
+}
+static void run_swiglu(Bench *b) {
+    ops_swiglu_forward(&b->s, b->wide[1], b->wide[0], b->N, b->a.F);
+}
+static void run_swiglu_backward(Bench *b) {
+    ops_swiglu_backward(&b->s, b->wide[1], b->head, b->wide[0], b->N, b->a.F);
+}
+static void run_linear(Bench *b, int64_t in, int64_t out) {
+    ops_matmul_forward(&b->s, b->wide[1], NULL, b->wide[0], b->weight, NULL, b->N, in, out);
+}
+static void run_linear_input(Bench *b, int64_t in, int64_t out) {
+    ops_matmul_backward_input(&b->s, b->wide[1], b->wide[0], b->weight, NULL, b->N, in, out);
+}
+static void run_linear_weight(Bench *b, int64_t in, int64_t out) {
+    ops_matmul_backward_weight(&b->s, b->gradient, NULL, b->wide[0], b->wide[1], b->N, in, out,
+                               true);
+}
+static void run_llama_qkv(Bench *b) { run_linear(b, b->a.C, attention_qkv_width(attention_of(b))); }
+static void run_gate_up(Bench *b) { run_linear(b, b->a.C, 2 * b->a.F); }
+static void run_gate_up_input(Bench *b) { run_linear_input(b, b->a.C, 2 * b->a.F); }
+static void run_gate_up_weight(Bench *b) { run_linear_weight(b, b->a.C, 2 * b->a.F); }
+static void run_down(Bench *b) { run_linear(b, b->a.F, b->a.C); }
 static void run_attention(Bench *b) {
     ops_attention_forward(&b->s, b->small[0], b->lse, b->wide[0], attention_of(b));
 }
@@ -156,8 +243,17 @@ static double seconds_of(Bench *b, void (*run)(Bench *b)) {
     return best;
 }
 static void open_bench(Bench *b, Shape a) {
-    const OpsShape shape = {a.rows, a.T, a.C, a.NH, a.V, (a.V + 127) / 128 * 128, LOGITS_PLENTY};
-    const int64_t side = a.product * a.product;
+    const OpsShape shape = {.rows = a.rows,
+                            .T = a.T,
+                            .C = a.C,
+                            .NH = a.NH,
+                            .V = a.V,
+                            .Vp = (a.V + 127) / 128 * 128,
+                            .logits = LOGITS_PLENTY,
+                            .kv_heads = a.kv_heads,
+                            .D = a.C / a.NH,
+                            .widest = max_i64(4 * a.C, 2 * a.F)};
+    const int64_t side = a.product * a.product, widest = max_i64(4 * a.C, 2 * a.F);
     b->a = a;
     b->N = a.rows * a.T;
     b->Vp = shape.Vp;
@@ -166,14 +262,16 @@ static void open_bench(Bench *b, Shape a) {
     b->end = ops_mark_make();
     b->s.workspace_bytes = ops_workspace_bytes(shape, 1);
     b->s.workspace = take(b->s.workspace_bytes);
+    for (int i = 0; i < ROTARY_PAIRS; i++) { b->rotary.frequency[i] = 1.0f / (float)(1 + i); }
     for (int i = 0; i < 3; i++) { b->small[i] = take_reals(b, max_i64(b->N, a.T) * a.C); }
-    for (int i = 0; i < 2; i++) { b->wide[i] = take_reals(b, max_i64(4 * b->N * a.C, side)); }
-    b->weight = take_reals(b, 4 * a.C * a.C);
-    b->head = take_reals(b, max_i64(b->parameters, side));
-    for (int i = 0; i < 2; i++) { b->statistics[i] = take_floats(b->N); }
-    b->gradient = take_floats(max_i64(b->parameters, 4 * a.C * a.C));
+    for (int i = 0; i < 2; i++) { b->wide[i] = take_reals(b, max_i64(b->N * widest, side)); }
+    b->weight = take_reals(b, widest * a.C);
+    // as gradients, too
+    b->head = take_reals(b, max_i64(max_i64(b->parameters, side), a.F ? b->N * widest : 0));
+    for (int i = 0; i < 2; i++) { b->statistics[i] = take_floats(b->N * 2 * a.NH); }
+    b->gradient = take_floats(max_i64(b->parameters, widest * a.C));
     for (int i = 0; i < 4; i++) {
-        b->states[i] = take_floats(max_i64(b->parameters, max_i64(4, a.T) * a.C));
+        b->states[i] = take_floats(max_i64(b->parameters, max_i64(widest, a.T * a.C)));
     }
     b->lse = take_floats(b->N * a.NH);
     b->losses = take_floats(b->N);
@@ -194,47 +292,86 @@ static void print_work(Bench *b, const Work *w) {
            1e-12 * w->flops / seconds);
     fflush(stdout);
 }
+// Elements of a token's row of qkv.
+static double head_width(const Bench *b) { return (double)attention_qkv_width(attention_of(b)); }
 static void bench(Bench *b) {
-    const double real = (double)ops_real_bytes(), N = (double)b->N, C = (double)b->a.C,
-                 T = (double)b->a.T, n = N * C * real;
-    const double side = (double)b->a.product, P = (double)b->parameters, square = 4 * C * C,
-                 head = (double)b->Vp * C;
+    const Shape *a = &b->a;
+    const double real = (double)ops_real_bytes(), N = (double)b->N, C = (double)a->C,
+                 T = (double)a->T, n = N * C * real, qkv = real * N * head_width(b),
+                 kv = real * N * 2 * (double)(a->kv_heads * a->C / a->NH),
+                 turned = 2 * (qkv - kv / 2), F = (double)a->F, f = N * F * real;
+    const double side = (double)a->product, P = (double)b->parameters, square = 4 * C * C,
+                 head = (double)b->Vp * C, gate = 2 * F * C, positions = a->F ? 0 : T * C;
     const Work works[] = {
-        {"copy", run_copy, 8 * n, 0},
-        {"product", run_product, 3 * side * side * real, 2 * side * side * side},
-        {"embedding", run_embedding, 2 * n + T * C * real, 0},
-        {"embedding backward", run_embedding_backward, 2 * n + 8 * N * C + 4 * T * C, 0},
-        {"layernorm", run_layernorm, 2 * n, 0},
-        {"residual and layernorm", run_layernorm_sum, 4 * n, 0},
-        {"layernorm backward, input", run_layernorm_input, 4 * n, 0},
-        {"layernorm backward, weight", run_layernorm_weight, 2 * n, 0},
-        {"residual", run_residual, 3 * n, 0},
-        {"qkv, bias", run_qkv, 4 * n + 0.75 * square * real, 6 * N * C * C},
-        {"fc, bias and GELU", run_fc, 9 * n + square * real, 8 * N * C * C},
-        {"fcproj, bias", run_fcproj, 5 * n + square * real, 8 * N * C * C},
-        {"fcproj backward, input and GELU", run_fcproj_input, 9 * n + square * real, 8 * N * C * C},
-        {"fc backward, input", run_fc_input, 5 * n + square * real, 8 * N * C * C},
-        {"fc backward, weight and bias", run_fc_weight, 5 * n + 8 * square, 8 * N * C * C},
-        {"attention", run_attention, 4 * n, 2 * N * T * C},
-        {"attention backward", run_attention_backward, 8 * n, 5 * N * T * C},
-        {"classifier, all of it", run_classifier, 2 * n + head * (2 * real + 8), 6 * N * head},
-        {"AdamW, bf16", run_adamw, 30 * P, 0},
-        {"gradient norm", run_norm, 4 * P, 0},
-        {"accumulate", run_accumulate, 12 * P, 0},
+        {BOTH, "copy", run_copy, 8 * n, 0},
+        {BOTH, "product", run_product, 3 * side * side * real, 2 * side * side * side},
+        {BOTH, "copy of a gradient", run_copy_gradient, 2 * n, 0},
+        {BOTH, "zeros of a gradient", run_zero_gradient, n, 0},
+        {BOTH, "embedding", run_embedding, 2 * n + positions * real, 0},
+        {BOTH, "embedding backward", run_embedding_backward, 2 * n + 8 * N * C + 4 * positions, 0},
+        {GPT2, "layernorm", run_layernorm, 2 * n, 0},
+        {GPT2, "residual and layernorm", run_layernorm_sum, 4 * n, 0},
+        {GPT2, "layernorm backward, input", run_layernorm_input, 4 * n, 0},
+        {GPT2, "layernorm backward, weight", run_layernorm_weight, 2 * n, 0},
+        {LLAMA, "rmsnorm", run_rmsnorm, 2 * n, 0},
+        {LLAMA, "residual and rmsnorm", run_rmsnorm_sum, 4 * n, 0},
+        {LLAMA, "rmsnorm backward, input", run_rmsnorm_input, 4 * n, 0},
+        {LLAMA, "rmsnorm backward, weight", run_rmsnorm_weight, 2 * n, 0},
+        {BOTH, "residual", run_residual, 3 * n, 0},
+        {GPT2, "qkv, bias", run_qkv, 4 * n + 0.75 * square * real, 6 * N * C * C},
+        {GPT2, "fc, bias and GELU", run_fc, 9 * n + square * real, 8 * N * C * C},
+        {GPT2, "fcproj, bias", run_fcproj, 5 * n + square * real, 8 * N * C * C},
+        {GPT2, "fcproj backward, input and GELU", run_fcproj_input, 9 * n + square * real,
+         8 * N * C * C},
+        {GPT2, "fc backward, input", run_fc_input, 5 * n + square * real, 8 * N * C * C},
+        {GPT2, "fc backward, weight and bias", run_fc_weight, 5 * n + 8 * square, 8 * N * C * C},
+        {GPT2, "GELU", run_gelu, 8 * n, 0},
+        {GPT2, "GELU backward", run_gelu_backward, 12 * n, 0},
+        {GPT2, "sums of a bias", run_bias_sums, 4 * n, 0},
+        {LLAMA, "qkv", run_llama_qkv, n + qkv + head_width(b) * C * real,
+         2 * N * head_width(b) * C},
+        {LLAMA, "gate and up", run_gate_up, n + 2 * f + gate * real, 2 * N * gate},
+        {LLAMA, "down", run_down, n + f + gate / 2 * real, N * gate},
+        {LLAMA, "gate and up backward, input", run_gate_up_input, n + 2 * f + gate * real,
+         2 * N * gate},
+        {LLAMA, "gate and up backward, weight", run_gate_up_weight, n + 2 * f + 8 * gate,
+         2 * N * gate},
+        {LLAMA, "rotary", run_rotary, turned, 0},
+        {LLAMA, "rotary backward", run_rotary_backward, turned, 0},
+        {LLAMA, "norm of heads", run_head_norm, 2 * qkv, 0},
+        {LLAMA, "norm of heads backward, input", run_head_norm_input, 3 * qkv, 0},
+        {LLAMA, "norm of heads backward, weight", run_head_norm_weight, turned, 0},
+        {LLAMA, "SwiGLU", run_swiglu, 3 * f, 0},
+        {LLAMA, "SwiGLU backward", run_swiglu_backward, 5 * f, 0},
+        {BOTH, "attention", run_attention, 2 * n + kv, 2 * N * T * C},
+        {BOTH, "attention backward", run_attention_backward, 4 * n + 2 * kv, 5 * N * T * C},
+        {BOTH, "classifier, all of it", run_classifier, 2 * n + head * (2 * real + 8),
+         6 * N * head},
+        {BOTH, "AdamW, bf16", run_adamw, 30 * P, 0},
+        {BOTH, "gradient norm", run_norm, 4 * P, 0},
+        {BOTH, "accumulate", run_accumulate, 12 * P, 0},
     };
-    for (size_t i = 0; i < sizeof works / sizeof works[0]; i++) { print_work(b, &works[i]); }
+    for (const Work &w : works) {
+        if (w.of & (a->F ? LLAMA : GPT2)) { print_work(b, &w); }
+    }
 }
 
 int main(int argc, char **argv) {
     static Bench b; // zeros: the device's memory ends with the process
-    Shape shape = {16, 1024, 768, 12, 50257, 4096};
-    if (argc == 7) {
-        const Shape asked = {atoll(argv[1]), atoll(argv[2]), atoll(argv[3]),
-                             atoll(argv[4]), atoll(argv[5]), atoll(argv[6])};
-        shape = asked;
-    } else if (argc != 1) {
-        die(EXIT_INPUT, "give ROWS T C HEADS V PRODUCT, or nothing", "%d arguments", argc - 1);
+    int64_t x[] = {16, 1024, 768, 12, 50257, 4096, 0, 0};
+    if (argc != 1 && argc != 7 && argc != 9) {
+        die(EXIT_INPUT, "give ROWS T C HEADS V PRODUCT [KV_HEADS F], or nothing", "%d arguments",
+            argc - 1);
     }
+    for (int i = 1; i < argc; i++) { x[i - 1] = atoll(argv[i]); }
+    const Shape shape = {.rows = x[0],
+                         .T = x[1],
+                         .C = x[2],
+                         .NH = x[3],
+                         .V = x[4],
+                         .product = x[5],
+                         .kv_heads = x[7] ? x[6] : x[3],
+                         .F = x[7]};
     b.s.threads = 1;
     ops_open(&b.s, 0, DTYPE_BF16);
     open_bench(&b, shape);

@@ -755,6 +755,43 @@ class Checked(TestCase):
                 self.check(ranks, changes)
 
 
+class Cudnn(TestCase):
+    """train_gpt_faulty_emu without faults, which has test/cudnn_frontend.h in place of cuDNN's."""
+
+    PROGRAM = "build/train_gpt_faulty_emu"
+    SHAPE = dict(dtype="bf16", model="layers=2,heads=2,channels=16,vocab=101", val_every=2)
+
+    def check(self, attention, environment=(), **changes):
+        changes = {**self.SHAPE, "steps": 4, **changes}
+        events, _ = job(self.PROGRAM, 1, 0, environment, **changes)
+        self.assertEqual(events[0]["attention"], attention)
+        memory = events[-1]["memory"]
+        self.assertEqual(memory["predicted"]["device"], memory["measured"]["device"])
+        return losses_of(events)[0]
+
+    def test_steps(self):
+        """The steps of own attention, to bf16's precision; the log says which computed."""
+        own = self.check("own", {"TRAIN_GPT_OWN_ATTENTION": "1"})
+        self.check("own", dtype="fp32")
+        for asked in ({}, {"TRAIN_GPT_OWN_ATTENTION": "0"}):
+            losses = self.check("cuDNN", asked)
+            self.assertNotEqual(losses, own)
+            self.assert_close(losses, own, SAME_BF16)
+
+    def test_one_direction(self):
+        """Its backward pass needs too much scratch at T = 324 with heads of 8 channels."""
+        train = harness.shard([i * 7 % 101 for i in range(1 << 10)])
+        shape = dict(seq_len=324, micro_batch=1, batch_tokens=324, val_every=0, train=train)
+        shape["model"] = "layers=1,heads=1,channels=8,vocab=101"
+        self.check("cuDNN forward, own backward", **shape, steps=1)
+
+    def test_does_not_start(self):
+        environment = {"EMU_NO_CUDNN": "1"}
+        _, said = job(self.PROGRAM, 1, EXIT_RESOURCES, environment, **self.SHAPE)
+        self.assertIn("cuDNN does not start\n  hint: TRAIN_GPT_OWN_ATTENTION=1 goes without", said)
+        self.check("own", {**environment, "TRAIN_GPT_OWN_ATTENTION": "1"})
+
+
 class Compiler(unittest.TestCase):
     NVCC = [shutil.which("nvcc")] * bool(shutil.which("nvcc")) or glob.glob(
         os.path.join(ROOT, ".venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc")
@@ -770,7 +807,8 @@ class Compiler(unittest.TestCase):
         said = subprocess.run([self.NVCC[0], "--help"], capture_output=True, text=True).stdout
         quick = "--Ofast-compile=max " * ("--Ofast-compile" in said)  # CUDA 12.8 and later
         quick = f"OPTIMISE=-O0 -Xptxas -O0 {quick}-c -Xcompiler -fsyntax-only"
-        self.compile(*(() if ALL else (self.ONE_GPU, quick)))
+        # The frontend's headers take as long as all else: test_cudnn, and on the emulation Cudnn.
+        self.compile(*(() if ALL else (self.ONE_GPU, quick, "USE_CUDNN=0")))
 
     @unittest.skipUnless(
         ALL

@@ -6,6 +6,7 @@ Whole       every step runs, and its figures are what they should be; tools that
             a GPU has are imitated, and PyTorch is missing
 Trouble     a command that fails, one that hangs, one that is killed, a step that stumbles, the end
             of the time, a kill in the middle: the results are whole, and nothing is left running
+Attention   test/bench_attention.cu: which direction cuDNN computes, and that it is told the tensors
 Packed      the packed file alone, with no environment: its programs and its Open MPI run
 Table       registers, spills and instructions are read as the compiler tells them; the estimate's
             sums; the page
@@ -130,14 +131,23 @@ class Whole(InFolder):
             self.assertGreater(of[name]["cases"], 0)
         self.assertIn("MATMUL_SUGGESTION=3", entries["suggestion 3"]["command"])
         self.assertEqual((self.folder / "tools").read_text().split(), ["memcheck", "racecheck"])
-        self.assertEqual(of["ncu"], {"kernels": 1})
-        self.assertEqual(len((self.out / "ten_counters.csv").read_text().splitlines()), 3)
+        for name in ("ncu", "ncu, Llama 1B"):
+            self.assertEqual(of[name], {"kernels": 1})
+            for word in ("dram__bytes_read.sum", "gpu__time_duration.sum", "smsp__inst_executed"):
+                self.assertIn(word, entries[name]["command"])
+        counted = (self.out / "ten_counters.csv").read_text().splitlines()
+        self.assertEqual([line.split(",")[0] for line in counted], ['"ID"', '""', '"1"', '"1"'])
         self.check_kernels(of["kernels, 124M"]["found"])
+        self.check_llama_kernels(of["kernels, Llama 1B"]["found"])
+        self.assertEqual(of["attention"]["found"][0]["kv_heads"], 2)
         for model in gpu_ten.CASES:
             own, other = (of[f"{model}, {attention}"] for attention in ("own attention", "cuDNN"))
             self.assertEqual(own["losses"], other["losses"], "the same program here")
             self.assertEqual(own["memory"]["predicted"], own["memory"]["measured"])
             self.assertAlmostEqual(own["tokens_per_s"], 32e3 / own["ms"])
+            switch = "TRAIN_GPT_OWN_ATTENTION=1"
+            self.assertIn(switch, entries[f"{model}, own attention"]["command"])
+            self.assertNotIn(switch, entries[f"{model}, cuDNN"]["command"])
         self.assertTrue(of["124M, own attention"]["actions"])
         self.assertIn("three steps.jsonl", self.logs())
 
@@ -149,6 +159,95 @@ class Whole(InFolder):
         self.assertEqual(found["classifier, all of it"]["flops"], 3 * 2 * N * C * V)
         self.assertEqual(found["AdamW, bf16"]["bytes"], (4 * (4 + 3) + 2) * C * V)
         self.assertEqual(found["residual"]["bytes"], 3 * 2 * N * C)
+        self.assertEqual(found["GELU"]["bytes"], 2 * 2 * N * 4 * C)
+        self.assertNotIn("rmsnorm", found)
+
+    def check_llama_kernels(self, found):
+        found = {work["kernel"]: work for work in found}
+        N, C, F, D = 16, 16, 32, 8  # two heads of queries, one of keys
+        self.assertEqual(found["gate and up"]["flops"], 2 * N * C * 2 * F)
+        self.assertEqual(found["qkv"]["flops"], 2 * N * C * 4 * D)
+        self.assertEqual(found["rotary"]["bytes"], 2 * 2 * N * 3 * D)
+        self.assertEqual(found["SwiGLU backward"]["bytes"], 2 * N * 5 * F)
+        self.assertEqual(found["attention"]["bytes"], 2 * N * (2 * C + 2 * D))
+        self.assertEqual(found["embedding"]["bytes"], 2 * 2 * N * C)
+        self.assertIn("norm of heads backward, weight", found)
+        self.assertNotIn("layernorm", found)
+
+    def test_the_other_attention(self):
+        """Steps that are not by the attention that their name says are no figure."""
+        options = argparse.Namespace(toy=False, out=str(self.out))
+        os.makedirs(self.out)
+        log = '{"event":"start","attention":"own"}\n'
+        log += '{"event":"step","ms":1,"mfu":1,"loss":1}\n' * 9
+        log += '{"event":"end","memory":{"predicted":{"device":1},"measured":{"device":1}}}\n'
+        for attention, status in (("own attention", "passed"), ("cuDNN", "failed")):
+            run = gpu_ten.Run(options, time.monotonic(), str(self.folder))
+            self.write(f"124M, {attention}.jsonl", log)
+            run.end, run.shard = run.began + 60, "none"
+            with mock.patch.object(run, "program", lambda _: "true"):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    run.train("124M", attention, 9)
+            (entry,) = run.results["entries"]
+            self.assertEqual(entry["status"], status, entry)
+        self.assertIn("computed by: own", entry["reason"])
+
+
+class Attention(unittest.TestCase):
+    """build/bench_attention_emu, with test/cudnn_frontend.h in place of cuDNN: which direction it
+    computes, with which scratch, and that it is told the same tensors as the own kernels."""
+
+    NONE = dict.fromkeys(("cudnn_{}_ms", "cudnn_{}_tflops", "{}_scratch", "{}_apart"))
+
+    def bench(self, *words):
+        words = [ROOT / "build/bench_attention_emu", *words]
+        done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def check(self, shape, attention):
+        """The attention of (rows, T, heads, heads of keys, channels of a head)."""
+        rows, T, heads, kv, D = shape
+        found = self.bench(rows, T, heads * D, heads, kv)
+        self.assertEqual(found["attention"], attention)
+        scratch = {"forward": 0, "backward": rows * heads * (2 * T * T + 4 * T) + 256}
+        for direction, expected in scratch.items():
+            if attention == "cuDNN" or f"cuDNN {direction}" in attention:
+                self.assertEqual(found[direction + "_refused"], "")
+                self.assertEqual(found[direction + "_scratch"], expected)
+                self.assertLess(found[direction + "_apart"], 0.01)
+                self.assertGreater(found[f"cudnn_{direction}_ms"], 0)
+            else:
+                for key in self.NONE:
+                    self.assertIsNone(found[key.format(direction)])
+                self.assertTrue(found[direction + "_refused"])
+        return found
+
+    def test_both(self):
+        for shape in ((2, 24, 3, 3, 16), (2, 24, 4, 2, 8), (1, 16, 6, 1, 24)):
+            self.check(shape, "cuDNN")
+
+    def test_scratch(self):
+        """In proportion: 2048 tokens with heads of 64 (Llama's) are taken, 4096 are not."""
+        self.check((1, 256, 1, 1, 8), "cuDNN")
+        found = self.check((1, 512, 1, 1, 8), "cuDNN forward, own backward")
+        self.assertEqual(
+            found["backward_refused"],
+            f"it needs {2 * 512**2 + 4 * 512 + 256} bytes of scratch; the limit is {80 * 512 * 8}",
+        )
+
+    def test_refused(self):
+        """A reason of cuDNN's; and heads that it is not asked for."""
+        found = self.check((1, 16, 1, 1, 80), "own forward, cuDNN backward")
+        self.assertEqual(found["forward_refused"], 'no engine for "heads" > 64')
+        found = self.check((1, 16, 2, 2, 10), "own")
+        self.assertIn("a multiple of 8 channels", found["backward_refused"])
+
+    def test_arguments(self):
+        words = [ROOT / "build/bench_attention_emu", "1", "2"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("ROWS T C HEADS [KV_HEADS]", done.stderr)
 
 
 class Trouble(InFolder):

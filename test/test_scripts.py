@@ -1485,16 +1485,14 @@ done
         "build/bench_kernels_emu",
         "build/gpu_test_ops",
         "build/gpu_production_test_ops",
-        "build/train_gpt_cudnn",
-        "build/cudnn_bench_attention",
+        "build/gpu_bench_attention",
     )
     EMULATED = {name for name in PROGRAMS if "emu" in name or "nccl" in name}
     CUDA = {
         "train_gpt_cuda",
         "build/gpu_test_ops",
         "build/gpu_production_test_ops",
-        "build/train_gpt_cudnn",
-        "build/cudnn_bench_attention",
+        "build/gpu_bench_attention",
     }
 
     def setUp(self):
@@ -1533,7 +1531,7 @@ done
         shared, alone = {"build/jumping_clock.so"}, {"build/train_gpt_alone"}
         by_cc = everything - self.EMULATED - self.CUDA - {"build/train_gpt_cpp"}
         for variables, expected in (
-            ("USE_CUDNN=1", {"train_gpt_cuda"}),
+            ("USE_CUDNN=0", {"train_gpt_cuda", "build/gpu_bench_attention"}),
             ("TF32=1", self.CUDA),
             ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
             (
@@ -1541,13 +1539,12 @@ done
                 by_cc - shared - {"build/train_gpt_sanitized"} | {"build/train_gpt_cpp"},
             ),
             ("CC=clang", by_cc - alone),
-            ("MPI=0", by_cc - alone | {"train_gpt_cuda", "build/train_gpt_cudnn"}),
+            ("MPI=0", by_cc - alone | {"train_gpt_cuda"}),
             ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
             ("WARN=-w", everything - self.CUDA),
             (
                 "PCRE2=0",
-                everything - self.CUDA - shared - alone
-                | {"train_gpt_cuda", "build/train_gpt_cudnn"},
+                everything - self.CUDA - shared - alone | {"train_gpt_cuda"},
             ),
         ):
             with self.subTest(variables):
@@ -1611,11 +1608,60 @@ done
         self.assertNotIn("-lmpi", command)
         self.assertNotIn("mpicc is missing", self.make("cuda", "MPI=0", path=path)[0])
 
+    def test_cudnn(self):
+        """Attention by cuDNN where all its headers are found, and what was built is said."""
+        bodies = {"found": self.COMPILER}
+        for header in harness.sample(["cudnn_version.h", "cudnn_frontend_version.h", "nvrtc.h"], 1):
+            absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
+            bodies[header] = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
+        for header, body in bodies.items():
+            self.write("bin/mpicc", body).chmod(0o755)
+            none = "own attention only; scripts/setup.sh cuda installs what cuDNN's needs "
+            none += f"(no {header})"
+            said = {
+                "": none if header != "found" else "attention by cuDNN; make cuda USE_CUDNN=0 ",
+                "USE_CUDNN=0": "own attention only; make cuda builds it with cuDNN's",
+                "USE_CUDNN=1": "attention by cuDNN; make cuda USE_CUDNN=0 ",
+            }
+            for variable, line in said.items():
+                with self.subTest(header=header, variable=variable):
+                    words = ["-B", "train_gpt_cuda", "build/gpu_bench_attention"]
+                    words += [variable] * bool(variable)
+                    if header != "found" and variable == "USE_CUDNN=1":
+                        text = self.refused(*words)
+                        self.assertIn(f"USE_CUDNN=1: no {header}: scripts/setup.sh cuda ins", text)
+                        continue
+                    text = self.make(*words)[0]
+                    self.assertEqual(text.count(f"train_gpt_cuda: {line}"), 1, text)
+                    by_cudnn = "by cuDNN" in line
+                    for command in self.commands().values():
+                        self.assertEqual("-DUSE_CUDNN" in command, by_cudnn, command)
+                        self.assertEqual("-lcudnn -lnvrtc" in command, by_cudnn)
+        self.assertIn("USE_CUDNN=yes: expected 0 or 1", self.refused("USE_CUDNN=yes"))
+
+    def test_cudnn_of_pypi(self):
+        """What scripts/setup.sh cudnn has put into .venv is compiled with, linked and found."""
+        site = self.folder / ".venv/lib/python3.9/site-packages"
+        for name in ("include", "nvidia/cudnn/include", "nvidia/cudnn/lib"):
+            (site / name).mkdir(parents=True)
+        (site / "nvidia/cudnn/lib/libcudnn.so.9").touch()
+        self.make("train_gpt_cuda")
+        command = self.commands()["train_gpt_cuda"]
+        wheel = f"{site}/nvidia/cudnn"
+        for part in (
+            f"-isystem {site}/include ",
+            f"-isystem {wheel}/include ",
+            f"-Xlinker -rpath={wheel}/lib -Xlinker {wheel}/lib/libcudnn.so.9 ",
+        ):
+            self.assertIn(part, command)
+        self.assertNotIn("-lcudnn", command)
+
     def refused(self, *words, path=os.environ["PATH"]):
         environment = dict(os.environ, PATH=f"{self.folder}/bin:{path}")
+        calls = self.write("calls", "")
         done = run("make", *words, cwd=self.folder, env=environment)
         self.assertNotEqual(done.returncode, 0)
-        self.assertFalse((self.folder / "calls").exists(), "nothing is compiled")
+        self.assertNotIn(" -o ", calls.read_text(), "nothing is compiled")
         return done.stderr
 
     def test_mpi_is_missing(self):
@@ -1815,14 +1861,25 @@ class Setup(InFolder):
         self.assertRegex(self.setup_sh("data").stderr, "going on without pyarrow tokenizers zst")
         self.assertRegex(
             self.setup_sh("cudnn").stderr,
-            "going on without nvidia-cudnn-frontend: PyPI cannot be reached",
+            "going on without nvidia-cudnn-cu13 nvidia-cudnn-frontend: PyPI cannot be reached",
         )
         self.assertRegex(
             self.setup_sh("cuda").stderr,
             "going on without nvidia-cuda-nvcc .*: PyPI cannot be reached",
         )
-        self.tool("nvcc")
-        self.assertEqual(self.setup_sh("cuda").stderr, "", "a compiler that is there is taken")
+        self.tool("nvcc", "echo Cuda compilation tools, release 12.9, V12.9.86")
+        self.assertRegex(
+            self.setup_sh("cuda").stderr,
+            "^setup: installing into .venv: nvidia-cudnn-cu12 nvidia-cudnn-frontend\n"
+            "setup: going on without [^\n]*\n$",
+            "a compiler that is there is taken, and cuDNN fetched for it",
+        )
+        self.write("include/cudnn_version.h", "")
+        self.assertRegex(
+            self.setup_sh("cuda").stderr, "^setup: installing into .venv: nvidia-cudnn-frontend\n"
+        )
+        self.tool("gcc")
+        self.assertEqual(self.setup_sh("cuda").stderr, "", "headers that are found are taken")
 
     def test_usage(self):
         self.setup_sh(status=EXIT_INPUT)

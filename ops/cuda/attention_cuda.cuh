@@ -576,9 +576,10 @@ static inline int64_t attention_scratch_bytes(OpsShape s) {
 }
 static inline const char *ops_attention(void) {
 #ifdef USE_CUDNN
-    if (cudnn_has_plan()) { return "cuDNN"; }
-#endif
+    return cudnn_attention();
+#else
     return "own";
+#endif
 }
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
                                          AttentionShape shape) {

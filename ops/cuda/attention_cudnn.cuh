@@ -1,30 +1,35 @@
-// attention_cudnn.cuh: causal attention by cuDNN in bf16 (make cuda USE_CUDNN=1). Its graphs are
-// written with cudnn-frontend, a header-only library that `scripts/setup.sh cudnn` installs.
+// attention_cudnn.cuh: causal attention by cuDNN in bf16, where `make cuda` finds its headers. The
+// graphs are written with cudnn-frontend, a header-only library; `scripts/setup.sh cuda` installs
+// both. TRAIN_GPT_OWN_ATTENTION=1 (environment) makes the program go without it, to compare.
 //
 // Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D)
 //         inside qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
 // Plans   One per shape and direction, only for the sequence length of training. A plan is made at
 //         first use and never dropped: CUDA graphs that were recorded with it use its kernels.
-//         attention_cuda.cuh's own kernels are used where cuDNN refuses a shape, or needs more
-//         scratch than a few numbers per channel (a deterministic backward pass may need scores of
-//         T x T).
+//         attention_cuda.cuh's own kernels are used, for this direction alone, where cuDNN refuses
+//         a shape, or needs more scratch than CUDNN_SCRATCH.
 // Sums    Backward uses the deterministic algorithm. The same call gives the same bits.
-// Tests   There is no emulation of cuDNN. The tests only compile this file.
+// Scratch That algorithm keeps the gradients of all scores in bf16, rows x heads x T x T, and a
+//         number of fp32 per row of scores: 2 T / D + 4 / D bytes per channel of queries of each
+//         token (and 256 bytes). Predictions of cuDNN 9.19 on an H200 have just that for GPT-2; it
+//         may add dk and dv of all heads of queries, in fp32, where heads share keys: 8. So heads
+//         of 64 are taken up to T = 2048 (64.06, or 72.06), heads of 128 up to 4096.
+// Tests   test/cudnn_frontend.h stands in for cuDNN on the emulation; nvcc compiles this file.
 #ifndef ATTENTION_CUDNN_CUH
 #define ATTENTION_CUDNN_CUH
 
-#if !__has_include(<cudnn_frontend.h>)
-#error "USE_CUDNN=1 needs cudnn-frontend: scripts/setup.sh cudnn"
-#endif
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
 #include "ops/cuda/device_cuda.cuh"  // scratch, enter
 #include <cstring>                   // strlen, which the next header uses
 #include <cudnn_frontend.h>          // graphs of operations
 #include <deque>                     // plans
 #include <memory>                    // graphs are shared pointers
+#include <string>                    // reasons
 #include <unordered_map>             // graphs take their tensors by number
 
-enum { CUDNN_SCRATCH = 64 }; // limit, in bytes per channel of each token
+// The limit, in bytes per channel of queries of each token: what two blocks of GPT-2 keep of their
+// activations.
+enum { CUDNN_SCRATCH = 80 };
 // numbers of the tensors in a graph
 enum {
     TENSOR_Q = 1,
@@ -45,11 +50,17 @@ typedef struct {
 typedef cudnn_frontend::graph::Graph CudnnGraph;
 typedef struct {
     CudnnKey key;
-    std::shared_ptr<CudnnGraph> graph; // NULL if cuDNN refuses the shape
+    std::shared_ptr<CudnnGraph> graph; // NULL if it is not used, for a reason
     int64_t scratch;                   // bytes
+    std::string reason;
 } CudnnPlan;
+static inline bool own_attention_asked(void) {
+    const char *text = getenv("TRAIN_GPT_OWN_ATTENTION");
+    return text && *text && strcmp(text, "0");
+}
 static std::deque<CudnnPlan> cudnn_plans; // a plan keeps its address when others are added
 static CudnnPlan cudnn_refused;
+static bool cudnn_off = own_attention_asked();
 static int64_t cudnn_T;            // sequence length of training
 static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
 
@@ -86,7 +97,8 @@ template <class Attributes> static inline Attributes causal(const CudnnKey *k) {
         .set_diagonal_band_right_bound(0);
     return a;
 }
-static inline std::shared_ptr<CudnnGraph> make_cudnn_graph(const CudnnKey *k) {
+static inline void make_cudnn_graph(CudnnPlan *p) {
+    const CudnnKey *k = &p->key;
     const auto g = std::make_shared<CudnnGraph>();
     const auto fp32 = cudnn_frontend::DataType_t::FLOAT;
     g->set_io_data_type(cudnn_frontend::DataType_t::BFLOAT16)
@@ -117,32 +129,50 @@ static inline std::shared_ptr<CudnnGraph> make_cudnn_graph(const CudnnKey *k) {
         shape_statistics(results[1], k);
         results[1]->set_output(true);
     }
-    return g->build(cudnn_handle, {cudnn_frontend::HeurMode_t::A}).is_good() ? g : NULL;
+    auto built = g->build(cudnn_handle, {cudnn_frontend::HeurMode_t::A});
+    if (built.is_good()) {
+        p->graph = g;
+    } else {
+        p->reason = built.get_message();
+    }
+}
+static inline void make_cudnn_plan(CudnnPlan *p) {
+    const AttentionShape *a = &p->key.shape;
+    const int64_t most = CUDNN_SCRATCH * a->rows * a->T * attention_q_width(*a);
+    if (gpu_real != DTYPE_BF16 || a->D % 8) {
+        p->reason = "cuDNN is asked for bf16, and heads of a multiple of 8 channels"; // aligned
+        return;
+    }
+    make_cudnn_graph(p);
+    if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() || p->scratch > most)) {
+        p->reason = "it needs " + std::to_string(p->scratch) + " bytes of scratch; the limit is " +
+                    std::to_string(most);
+        p->graph = NULL;
+        p->scratch = 0;
+    }
 }
 static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
+    if (cudnn_off) { return &cudnn_refused; }
     for (CudnnPlan &p : cudnn_plans) {
         if (!memcmp(&p.key, &key, sizeof key)) { return &p; }
     }
     if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) {
-        die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start");
+        die(EXIT_RESOURCES, "TRAIN_GPT_OWN_ATTENTION=1 goes without it", "cuDNN does not start");
     }
     if (key.shape.T != cudnn_T) { return &cudnn_refused; }
-    cudnn_plans.push_back({key, NULL, 0});
-    CudnnPlan *p = &cudnn_plans.back();
-    // Other sizes would not have the alignment that cuDNN needs.
-    if (gpu_real == DTYPE_BF16 && key.shape.D % 8 == 0) { p->graph = make_cudnn_graph(&key); }
-    if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() ||
-                     p->scratch > CUDNN_SCRATCH * key.shape.rows * key.shape.T *
-                                      attention_q_width(key.shape))) {
-        p->graph = NULL;
-        p->scratch = 0;
-    }
-    return p;
+    cudnn_plans.push_back({key, NULL, 0, ""});
+    make_cudnn_plan(&cudnn_plans.back());
+    return &cudnn_plans.back();
 }
-static inline bool cudnn_has_plan(void) {
-    bool some = false;
-    for (const CudnnPlan &p : cudnn_plans) { some = some || p.graph; }
-    return some;
+// Returns what computes attention at the sequence length of training.
+static inline const char *cudnn_attention(void) {
+    static const char *const names[2][2] = {{"own", "own forward, cuDNN backward"},
+                                            {"cuDNN forward, own backward", "cuDNN"}};
+    bool by[2] = {false, false};
+    for (const CudnnPlan &p : cudnn_plans) {
+        if (p.graph && p.key.shape.T == cudnn_T) { by[p.key.backward] = !cudnn_off; }
+    }
+    return names[by[0]][by[1]];
 }
 static inline int64_t cudnn_scratch_bytes(OpsShape s) {
     const AttentionShape shape = ops_attention_shape(s);
@@ -158,7 +188,8 @@ static inline bool run_cudnn(Stream *s, CudnnKey key, std::unordered_map<int64_t
     if (!p->graph || p->scratch > scratch_bytes(s)) { return false; }
     if (cudnnSetStream(cudnn_handle, enter(s)) != CUDNN_STATUS_SUCCESS ||
         !p->graph->execute(cudnn_handle, tensors, scratch(s)).is_good()) {
-        die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN's attention failed");
+        die(EXIT_RESOURCES, "TRAIN_GPT_OWN_ATTENTION=1 goes without it",
+            "cuDNN's attention failed");
     }
     return true;
 }

@@ -321,7 +321,10 @@ static inline void ops_matmul_library(char *text, size_t bytes) {
 static inline void ops_arithmetic(char *text, size_t bytes) {
     char library[160];
     ops_matmul_library(library, sizeof library);
-    snprintf(text, bytes, "gpu %s %s", dtype_name(gpu_real), library);
+    const char *attention = ops_attention();
+    const bool own = !strcmp(attention, "own");
+    snprintf(text, bytes, "gpu %s %s%s%s", dtype_name(gpu_real), library,
+             own ? "" : ", attention by ", own ? "" : attention);
 }
 static inline void ops_build(char *text, size_t bytes) {
     static const char choices[] = "own attention"
