@@ -186,6 +186,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "block: keep only each block's input, compute the rest again")                               \
     FLAG("precision", stochastic_rounding, "stochastic-rounding", "", "0",                         \
       "bf16 parameters are rounded by chance, right on average; 0: to nearest even")               \
+    FLAG("precision", autotune, "autotune", "", "1",                                               \
+      "on a GPU, time the library's algorithms for each matrix product, and use the fastest; 0: "  \
+      "its first suggestion, so that another run gives the same bits")                             \
     PICK("precision", offload, "offload", "", "auto", "auto|none|optimizer|params|all",            \
       "what lies on the host: the optimizer's states, and blocks' parameters, and their "          \
       "activations; none; or, with --device-memory, that do not fit the device")                   \

@@ -485,8 +485,8 @@ static void prepare(Job *j) {
     r->journal.log = log_open(first ? o->log : "", o->resume || j->config.restarts);
     r->journal.log.board = board;
     comm_barrier(&j->comm);
-    matmuls_choose(&j->matmuls, o->out, o->resume, &plan->model, &plan->shape,
-                   j->machine.rates.flops_per_s, &j->stream, &j->comm);
+    matmuls_choose(&j->matmuls, o, &plan->model, &plan->shape, j->machine.rates.flops_per_s,
+                   &j->stream, &j->comm);
     run_open(r, &j->plans, j);
     load_weights(r, &j->spec);
     begin_privacy(r);

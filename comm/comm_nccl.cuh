@@ -298,17 +298,15 @@ static inline void nccl_pack(Comm *c, const CommOp *op, cudaStream_t carrier) {
     if ((size_t)sent * 2 > c->staging_bytes) {
         die(EXIT_RESOURCES, NULL, "no memory to pack %" PRId64 " elements", sent);
     }
-    LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(sent, THREADS), THREADS, 0, carrier,
-           (__nv_bfloat16 *)c->staging, comm_floats(op->in), sent);
+    convert_on(carrier, (__nv_bfloat16 *)c->staging, (const float *)comm_floats(op->in), sent);
 }
 static inline void nccl_unpack(Comm *c, const CommOp *op, cudaStream_t carrier) {
     const bool whole = op->kind == COMM_ALL_REDUCE;
     const int64_t *b = op->bounds, first = whole ? 0 : b[op->group->me],
                   count = whole ? b[op->group->n] : slice_length(b, op->group->me);
     if (!count) { return; }
-    LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, carrier,
-           comm_floats(whole ? op->out : op->slice), (const __nv_bfloat16 *)c->staging + first,
-           count);
+    convert_on(carrier, comm_floats(whole ? op->out : op->slice),
+               (const __nv_bfloat16 *)c->staging + first, count);
 }
 // Queues a collective on the carrier stream, with the conversions of wire bf16.
 static inline void nccl_carry(Comm *c, const CommOp *op) {

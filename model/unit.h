@@ -152,7 +152,7 @@ static inline float *unit_grad(const GptModel *m, const UnitStates *u, int tenso
 typedef struct {
     const UnitCall *call;
     const OpNode *node;
-    unsigned *written; // backward: values that have a gradient already
+    Real **at; // backward: where each value's gradient is; NULL: it has none yet
     Stream *s;
     int64_t rows, T, N;      // samples, tokens of each, tokens of all
     int64_t in_width, width; // of in[0]; of out[0]
@@ -164,12 +164,15 @@ typedef struct {
     bool accumulates[2]; // the gradient of the parameter has a contribution of this step
     float *sums[2];      // of vectors: each sample's gradient
 } OpCall;
-static inline OpCall op_call(const UnitCall *c, const OpNode *n, unsigned *written) {
+static inline Real *gradient_buffer(const UnitCall *c, int value) {
+    return c->buffers.gradient[c->unit->values[value].gradient];
+}
+static inline OpCall op_call(const UnitCall *c, const OpNode *n, Real **at) {
     const GptModel *m = c->model;
     const ValueSpec *values = c->unit->values;
     OpCall o = {.call = c,
                 .node = n,
-                .written = written,
+                .at = at,
                 .s = c->stream,
                 .rows = c->rows,
                 .T = c->T,
@@ -180,8 +183,8 @@ static inline OpCall op_call(const UnitCall *c, const OpNode *n, unsigned *writt
         const int tensor = n->params[i];
         o.in[i] = (Real *)c->buffers.value[n->in[i]];
         o.out[i] = (Real *)c->buffers.value[n->out[i]];
-        o.din[i] = c->buffers.gradient[values[n->in[i]].gradient];
-        o.dout[i] = c->buffers.gradient[values[n->out[i]].gradient];
+        o.din[i] = gradient_buffer(c, n->in[i]);
+        o.dout[i] = at && at[n->out[i]] ? at[n->out[i]] : gradient_buffer(c, n->out[i]);
         o.stats[i] = (float *)c->buffers.value[n->stats[i]];
         if (tensor == NO_TENSOR) { continue; }
         o.params[i] = unit_param(m, c->states, tensor);
@@ -191,21 +194,35 @@ static inline OpCall op_call(const UnitCall *c, const OpNode *n, unsigned *writt
     }
     return o;
 }
-// Returns whether the gradient of a value is written for the first time in this backward pass.
-static inline bool first_write(const OpCall *o, int value) {
-    const unsigned bit = 1u << value;
-    const bool first = !(*o->written & bit);
-    *o->written |= bit;
-    return first;
+static inline void copy_gradient(const OpCall *o, int value) {
+    const UnitCall *c = o->call;
+    Real *own = gradient_buffer(c, value);
+    const int64_t width = gpt_dim(c->model, c->unit->values[value].width);
+    if (o->at[value] && o->at[value] != own) {
+        ops_copy(o->s, own, o->at[value], o->N * width * ops_real_bytes());
+        o->at[value] = own;
+    }
 }
-// Adds the gradient of a sum to that of in[i], one of its terms, which is as wide.
-static inline void add_to_gradient(const OpCall *o, int i, const Real *gradient) {
-    const int64_t elements = o->N * o->width;
-    if (o->din[i] == gradient) { return; }
-    if (first_write(o, o->node->in[i])) {
-        ops_copy(o->s, o->din[i], gradient, elements * ops_real_bytes());
+// The caller writes the gradient of a value into the value's own buffer. Returns what it must add:
+// where the gradient is so far; NULL if there is none.
+static inline const Real *gradient_so_far(const OpCall *o, int value) {
+    const Real *so_far = o->at[value];
+    Real *own = gradient_buffer(o->call, value);
+    for (int v = 0; v < o->call->unit->value_count; v++) {
+        if (v != value && o->at[v] == own) { copy_gradient(o, v); }
+    }
+    o->at[value] = own;
+    return so_far;
+}
+// Adds the gradient of a sum to that of in[i], one of its terms, which is as wide. If it is the
+// first part of it, it stays where it is.
+static inline void add_to_gradient(const OpCall *o, int i, Real *gradient) {
+    const int value = o->node->in[i];
+    if (o->din[i] == gradient || !o->at[value]) {
+        o->at[value] = gradient;
     } else {
-        ops_residual(o->s, o->din[i], o->din[i], gradient, elements);
+        const Real *so_far = gradient_so_far(o, value);
+        ops_residual(o->s, o->din[i], so_far, gradient, o->N * o->width);
     }
 }
 // Adds each sample's gradient of a vector, times its factor.
@@ -250,13 +267,11 @@ static inline void layernorm_forward(const OpCall *o) {
 }
 static inline void layernorm_backward_input(const OpCall *o) {
     const bool adds = layernorm_adds(o);
-    Real *din = adds ? o->dout[1] : o->din[0];
-    if (first_write(o, adds ? o->node->out[1] : o->node->in[0])) {
-        ops_zero(o->s, din, o->N * o->width * ops_real_bytes());
-    }
-    ops_layernorm_backward_input(o->s, din, o->dout[0], layernorm_input(o), o->params[0],
-                                 o->stats[0], o->stats[1], o->N, o->width);
-    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, din); }
+    const int value = adds ? o->node->out[1] : o->node->in[0];
+    const Real *so_far = gradient_so_far(o, value);
+    ops_layernorm_backward_input(o->s, o->at[value], so_far, o->dout[0], layernorm_input(o),
+                                 o->params[0], o->stats[0], o->stats[1], o->N, o->width);
+    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
 }
 static inline void layernorm_backward_weight(const OpCall *o) {
     ops_layernorm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], layernorm_input(o),
@@ -285,13 +300,11 @@ static inline void rmsnorm_forward(const OpCall *o) {
 }
 static inline void rmsnorm_backward_input(const OpCall *o) {
     const bool adds = rmsnorm_adds(o);
-    Real *din = adds ? o->dout[1] : o->din[0];
-    if (first_write(o, adds ? o->node->out[1] : o->node->in[0])) {
-        ops_zero(o->s, din, o->N * o->width * ops_real_bytes());
-    }
-    ops_rmsnorm_backward_input(o->s, din, o->dout[0], rmsnorm_input(o), o->params[0], o->stats[0],
-                               o->N, o->width);
-    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, din); }
+    const int value = adds ? o->node->out[1] : o->node->in[0];
+    const Real *so_far = gradient_so_far(o, value);
+    ops_rmsnorm_backward_input(o->s, o->at[value], so_far, o->dout[0], rmsnorm_input(o),
+                               o->params[0], o->stats[0], o->N, o->width);
+    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
 }
 static inline void rmsnorm_backward_weight(const OpCall *o) {
     if (o->node->params[0] == NO_TENSOR) { return; }
@@ -319,9 +332,9 @@ static inline void linear_forward(const OpCall *o) {
 }
 static inline void linear_backward_input(const OpCall *o) {
     const bool of_gelu = o->node->kind == OP_LINEAR_OF_GELU;
-    const bool first = first_write(o, o->node->in[of_gelu]);
-    assert(first); // the product does not add
-    (void)first;
+    const Real *so_far = gradient_so_far(o, o->node->in[of_gelu]);
+    assert(!so_far); // the product does not add
+    (void)so_far;
     ops_matmul_backward_input(o->s, o->din[of_gelu], o->dout[0], o->params[0],
                               of_gelu ? o->in[1] : NULL, o->N, o->in_width, o->width);
 }
@@ -365,7 +378,7 @@ static inline void attention_forward(const OpCall *o) {
     }
 }
 static inline void attention_backward_input(const OpCall *o) {
-    first_write(o, o->node->in[0]);
+    (void)gradient_so_far(o, o->node->in[0]);
     ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0],
                            op_attention(o));
 }
@@ -397,7 +410,7 @@ static inline void qk_norm_forward(const OpCall *o) {
 }
 static inline void qk_norm_backward_input(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
-    first_write(o, o->node->in[0]);
+    (void)gradient_so_far(o, o->node->in[0]);
     ops_head_norm_backward_input(o->s, o->din[0], o->dout[0], o->in[0], o->params[0], o->params[1],
                                  o->stats[0], &h);
 }
@@ -424,14 +437,14 @@ static inline void swiglu_forward(const OpCall *o) {
     ops_swiglu_forward(o->s, o->out[0], o->in[0], o->N, o->width);
 }
 static inline void swiglu_backward_input(const OpCall *o) {
-    first_write(o, o->node->in[0]);
+    (void)gradient_so_far(o, o->node->in[0]);
     ops_swiglu_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N, o->width);
 }
 static inline void relu2_forward(const OpCall *o) {
     ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
 }
 static inline void relu2_backward_input(const OpCall *o) {
-    first_write(o, o->node->in[0]);
+    (void)gradient_so_far(o, o->node->in[0]);
     ops_relu2_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N * o->width);
 }
 
@@ -458,7 +471,7 @@ static inline void classifier_run(const UnitCall *c, const OpNode *n, Classifier
 static inline void classifier_backward_input(const OpCall *o) {
     ClassifierResults results = o->call->classifier;
     results.dx = o->din[0];
-    first_write(o, o->node->in[0]);
+    (void)gradient_so_far(o, o->node->in[0]);
     classifier_run(o->call, o->node, results, NULL);
 }
 static inline double classifier_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
@@ -515,15 +528,21 @@ static const OpKind op_kinds[OP_KINDS] = {OP_TABLE(OP_ROW)};
 // Passes over a unit
 
 // Runs one part of all operations: the forward part from the first to the last, the others from the
-// last to the first. Recomputation leaves out operations that only make the unit's output.
+// last to the first. Recomputation leaves out operations that only make the unit's output. At the
+// end each gradient is in its value's buffer, where the weight part reads it.
 static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
-    unsigned written = 1u << VALUE_Y;
+    Real *at[MOST_VALUES] = {NULL};
+    at[VALUE_Y] = gradient_buffer(c, VALUE_Y);
     for (int i = 0; i < count; i++) {
         const OpNode *n = &c->unit->ops[part == PART_FORWARD ? i : count - 1 - i];
         const bool skipped = c->recompute && n->out[0] == VALUE_Y;
-        const OpCall o = op_call(c, n, &written);
+        const OpCall o = op_call(c, n, at);
         if (op_kinds[n->kind].part[part] && !skipped) { op_kinds[n->kind].part[part](&o); }
+    }
+    const OpCall last = op_call(c, c->unit->ops, at);
+    for (int v = 0; part == PART_BACKWARD_INPUT && v < c->unit->value_count; v++) {
+        copy_gradient(&last, v);
     }
 }
 

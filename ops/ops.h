@@ -262,7 +262,7 @@ static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, c
 // Gradients of the tables: dwte(Vp, C) and dwpe(maxT, C); either may be NULL. With accumulate =
 // false the whole table is written: zero for tokens that do not occur and for positions from T on.
 // factors(rows) may be NULL; otherwise each sample's contribution is multiplied by its factor, and
-// a sample whose factor is 0 is not read.
+// a sample whose factor is 0 adds nothing, whatever it holds.
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
                                    const int32_t *tokens, const float *factors, int64_t rows,
                                    int64_t T, int64_t C, int64_t Vp, int64_t maxT,
@@ -274,11 +274,11 @@ static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Re
 static void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
                                   const Real *a, const Real *b, const Real *weight,
                                   const Real *bias, int64_t N, int64_t C);
-// din += the gradient through the normalisation. The caller has put the residual path's gradient in
-// din.
-static void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
-                                         const Real *weight, const float *mean, const float *rstd,
-                                         int64_t N, int64_t C);
+// din = before + the gradient through the normalisation. before: the gradient of another path, such
+// as the residual stream's; it may be din; NULL: there is none.
+static void ops_layernorm_backward_input(Stream *s, Real *din, const Real *before, const Real *dout,
+                                         const Real *in, const Real *weight, const float *mean,
+                                         const float *rstd, int64_t N, int64_t C);
 static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout,
                                           const Real *in, const float *mean, const float *rstd,
                                           int64_t N, int64_t C, bool accumulate);
@@ -289,9 +289,11 @@ static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbia
 // not written. x * rstd is computed in fp32 and rounded once.
 static void ops_rmsnorm_forward(Stream *s, Real *out, float *rstd, Real *sum, const Real *a,
                                 const Real *b, const Real *weight, int64_t N, int64_t C, float eps);
-// din += the gradient through the normalisation: dx = r g dy - x r^3 mean(g dy x)
-static void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in,
-                                       const Real *weight, const float *rstd, int64_t N, int64_t C);
+// din = before + the gradient through the normalisation: dx = r g dy - x r^3 mean(g dy x). before:
+// as in ops_layernorm_backward_input()
+static void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *before, const Real *dout,
+                                       const Real *in, const Real *weight, const float *rstd,
+                                       int64_t N, int64_t C);
 // dweight(C) [+]= sum over rows of dout * in * rstd
 static void ops_rmsnorm_backward_weight(Stream *s, float *dweight, const Real *dout, const Real *in,
                                         const float *rstd, int64_t N, int64_t C, bool accumulate);

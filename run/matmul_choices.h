@@ -1,7 +1,8 @@
 // matmul_choices.h: which algorithm of the GPU's library computes each matrix product of a run. An
 // algorithm decides the order of a sum, and so the last bits of a result. Therefore rank 0 times
 // the algorithms for all ranks before the first step, and a resumed run uses the choices in its
-// checkpoint. On a CPU there is no choice, and these functions do nothing.
+// checkpoint. Two runs may choose differently; with --autotune 0 neither chooses. On a CPU there is
+// no choice, and these functions do nothing.
 #ifndef MATMUL_CHOICES_H
 #define MATMUL_CHOICES_H
 
@@ -13,6 +14,7 @@
 #include "executor/activations.h"
 #include "model/gpt.h"
 #include "ops/ops.h"
+#include "options.h"
 #include "plan/unit_times.h"
 
 // Collects the products that any rank uses, each once. All ranks call it and get the same list.
@@ -44,9 +46,9 @@ static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char
 }
 // Chooses algorithms for all products that the units of this model use. All ranks call it, before
 // the states are allocated.
-static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool resume,
-                                  const GptModel *m, const ExecutorShape *shape, double flops_per_s,
-                                  Stream *s, Comm *comm) {
+static inline void matmuls_choose(MatmulChoices *choices, const Options *o, const GptModel *m,
+                                  const ExecutorShape *shape, double flops_per_s, Stream *s,
+                                  Comm *comm) {
     static MatmulChoices wanted, seen, made;
     char library[160];
     // a private step has the same products, except for those of weight gradients
@@ -54,7 +56,7 @@ static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool 
     ops_matmul_library(library, sizeof library);
     choices->count = 0;
     if (!*library) { return; }
-    if (resume) { matmuls_of_checkpoint(out, comm, library, choices); }
+    if (o->resume) { matmuls_of_checkpoint(o->out, comm, library, choices); }
     ops_matmuls_use(s, choices);
     memset(&plain.clip, 0, sizeof plain.clip);
     time_units(NULL, m, &plain, flops_per_s, s);
@@ -62,7 +64,8 @@ static inline void matmuls_choose(MatmulChoices *choices, const char *out, bool 
     matmuls_of_all_ranks(comm, &seen, &wanted);
     const double start = seconds_now();
     MatmulGain gain = {0, 0, 0, 0};
-    if (comm->rank == 0 && wanted.count) {
+    made.count = 0;
+    if (comm->rank == 0 && wanted.count && o->autotune) {
         gain = ops_matmuls_time(s, &wanted, &made);
         printf("matmuls    %d products timed in %s: %s by the first suggestions of %s, %s as "
                "chosen, %d without their epilogue\n",

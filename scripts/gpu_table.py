@@ -38,10 +38,21 @@ DEPTH = 170  # k of a product with which it reaches half of its rate
 OF_CUDNN = 0.28, 0.20  # of the peak: attention's forward and backward pass, heads of 64
 LAUNCH = 2e-6  # seconds between a kernel and the next
 # Of their instructions about half run: divisions of 64 bits have a second path, for large numbers
-DIVIDING = ("embedding_kernel<bf16>", "rotary_kernel<bf16>", "adamw_kernel")
-DIVIDING += ("swiglu_kernel<bf16>", "swiglu_backward_kernel<bf16>")
+DIVIDING = ("adamw_kernel",)
 HMMA_FLOPS = 4096  # of one mma.m16n8k16
-CLASSIFIER_ROWS = 2048
+# Of kernels with several paths: the instructions for each access in the one that most numbers take,
+# read from the machine code
+OF_PATH = {
+    "embedding_kernel<bf16>": 21,
+    "classifier_kernel<false, bf16>": 61,
+    "embedding_backward_wte_kernel<4, bf16>": 40,
+    "embedding_backward_wpe_kernel<4, bf16>": 16,
+    "order_tokens_kernel": 120,
+    "square_sum_kernel": 11,
+}
+with open(os.path.join(ROOT, "ops/cuda/device_cuda.cuh")) as header:
+    CLASSIFIER_ROWS = int(re.search(r"define CLASSIFIER_ROWS (\d+)", header.read())[1])
+EACH, WIDE = 8, 4  # numbers that a thread reads or writes at once
 HEAD = 64
 
 # F: the width of the feed-forward layer; two of them where it is gated (Llama, which has RMSNorm
@@ -163,21 +174,21 @@ def norm_launches(m, of):
     N, n, L = m.B * m.T, m.B * m.T * m.C, m.L
     if not m.gated:
         return [
-            of("embedding_kernel<bf16>", 1, 4 * n, 3 * n),
-            of("layernorm_kernel<bf16>", L + 1, 4 * n, 6 * n),
-            of("layernorm_kernel<bf16>, with the residual", L, 8 * n, 9 * n),
-            of("layernorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n),
-            of("embedding_backward_wpe_kernel<bf16>", 1, 2 * n, n),
+            of("embedding_kernel<bf16>", 1, 4 * n, 3 * n / EACH),
+            of("layernorm_kernel<bf16>", L + 1, 4 * n, 6 * n / EACH),
+            of("layernorm_kernel<bf16>, with the residual", L, 8 * n, 9 * n / EACH),
+            of("layernorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n / EACH),
+            of("embedding_backward_wpe_kernel<4, bf16>", 1, 2 * n, n / WIDE),
         ]
     turned, wide = N * (m.heads + m.kv) * HEAD, N * m.F
     return [
-        of("embedding_kernel<bf16>", 1, 4 * n, 2 * n),
-        of("rmsnorm_kernel<bf16>", L + 1, 4 * n, 4 * n),
-        of("rmsnorm_kernel<bf16>, with the residual", L, 8 * n, 7 * n),
-        of("rmsnorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n),
-        of("rotary_kernel<bf16>", 2 * L, 4 * turned, 2 * turned),
-        of("swiglu_kernel<bf16>", L, 6 * wide, 3 * wide),
-        of("swiglu_backward_kernel<bf16>", L, 10 * wide, 5 * wide),
+        of("embedding_kernel<bf16>", 1, 4 * n, 2 * n / EACH),
+        of("rmsnorm_kernel<bf16>", L + 1, 4 * n, 4 * n / EACH),
+        of("rmsnorm_kernel<bf16>, with the residual", L, 8 * n, 7 * n / EACH),
+        of("rmsnorm_backward_kernel<bf16>", 2 * L + 1, 8 * n, 8 * n / EACH),
+        of("rotary_kernel<bf16>", 2 * L, 4 * turned, 2 * turned / WIDE),
+        of("swiglu_kernel<bf16>", L, 6 * wide, 3 * wide / EACH),
+        of("swiglu_backward_kernel<bf16>", L, 10 * wide, 5 * wide / EACH),
     ]
 
 
@@ -192,16 +203,16 @@ def kernel_launches(m):
 
     return [
         *norm_launches(m, of),
-        of("residual_kernel<bf16>", m.L, 6 * n, 3 * n),
+        of("map_kernel<Add, bf16, bf16>", m.L, 6 * n, 3 * n / EACH),
         of("attention_mma_kernel<64, 2, 64>", m.L, 4 * n + 2 * kv, 0, 2 * scores),
-        of("classifier_kernel<bf16>", math.ceil(N / rows), 4 * chunk, 4 * chunk),
-        of("column_partials_kernel<bf16>", 2 * m.L + 1, 4 * n, 4 * n),
+        of("classifier_kernel<false, bf16>", math.ceil(N / rows), 4 * chunk, 2 * chunk / EACH),
+        of("column_partials_kernel<bf16>", 2 * m.L + 1, 4 * n, 4 * n / WIDE),
         of("attention_delta_kernel<bf16>", m.L, 4 * n, 2 * n),
         of("attention_mma_keys_kernel<64, 2, 32>", m.L, 4 * n + 4 * kv, 0, 4 * scores),
         of("attention_mma_queries_kernel<64, 2, 32>", m.L, 6 * n + 2 * kv, 0, 3 * scores),
-        of("order_tokens_kernel", 1, 8 * N, N * N),
-        of("embedding_backward_wte_kernel<bf16>", 1, 2 * n + 8 * n, 3 * n),
-        of("square_sum_kernel", 1, 4 * P, P, 0, True),
+        of("order_tokens_kernel", 4, 16 * N, 2 * N),  # two digits, each counted and sorted by
+        of("embedding_backward_wte_kernel<4, bf16>", 1, 2 * n + 8 * n, 3 * n / WIDE),
+        of("square_sum_kernel", 1, 4 * P, P / WIDE, 0, True),
         of("adamw_kernel", 1, 30 * P, 8 * P, 0, True),
     ]
 
@@ -216,10 +227,8 @@ def issue_seconds(c, launch):
     total = sum(c.counts.values())
     if launch.flops:  # 1.1: tiles that the diagonal cuts
         return launch.flops * 1.1 / HMMA_FLOPS * total / c.counts["tensor"] / ISSUE_RATE
-    if launch.kernel == "order_tokens_kernel":  # four comparisons for a load of shared memory
-        return launch.accesses / 32 * total / (4 * c.counts["shared"]) / ISSUE_RATE
-    run_ones = total * (0.5 if launch.kernel in DIVIDING else 1)
-    return launch.accesses / 32 * run_ones / c.counts["global"] / ISSUE_RATE
+    run_ones = total * (0.5 if launch.kernel in DIVIDING else 1) / c.counts["global"]
+    return launch.accesses / 32 * OF_PATH.get(launch.kernel, run_ones) / ISSUE_RATE
 
 
 def launch_seconds(c, launch, card="H100"):
@@ -286,8 +295,6 @@ def estimate(code, m, micro_steps=1, attention=OWN, card="H100"):
         found = products(m, i > 0)
         parts["matrix products"] += product_seconds(found, card)
         parts["between launches"] += LAUNCH * len(found)
-    copies = 2 * m.L * 4 * m.B * m.T * m.C / MEMORY_RATES[card] / OF_MEMORY
-    parts["copies of gradients"] = micro_steps * copies
     for launch in kernel_launches(m):
         times = launch.calls * (1 if launch.once else micro_steps)
         name = "norm and optimizer" if launch.once else "other kernels"

@@ -72,8 +72,8 @@ static void run_layernorm_sum(Bench *b) {
                           b->small[0], b->small[2], b->weight, b->weight, b->N, b->a.C);
 }
 static void run_layernorm_input(Bench *b) {
-    ops_layernorm_backward_input(&b->s, b->small[2], b->small[1], b->small[0], b->weight,
-                                 b->statistics[0], b->statistics[1], b->N, b->a.C);
+    ops_layernorm_backward_input(&b->s, b->small[2], b->small[2], b->small[1], b->small[0],
+                                 b->weight, b->statistics[0], b->statistics[1], b->N, b->a.C);
 }
 static void run_layernorm_weight(Bench *b) {
     ops_layernorm_backward_weight(&b->s, b->gradient, b->states[0], b->small[1], b->small[0],

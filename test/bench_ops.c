@@ -168,8 +168,8 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
                                             real(bias), N, C));
         BEST(best[1], ops_layernorm_forward(s, real(y), mean, rstd, real(z), real(a), real(b),
                                             real(w), real(bias), N, C));
-        BEST(best[2],
-             ops_layernorm_backward_input(s, real(z), real(b), real(a), real(w), mean, rstd, N, C));
+        BEST(best[2], ops_layernorm_backward_input(s, real(z), real(z), real(b), real(a), real(w),
+                                                   mean, rstd, N, C));
         BEST(best[3],
              ops_layernorm_backward_weight(s, w, bias, real(b), real(a), mean, rstd, N, C, false));
         BEST(best[4], ops_residual(s, real(z), real(z), real(b), N * C));

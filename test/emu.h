@@ -63,7 +63,7 @@
 #endif
 
 #define __global__ static
-#define __device__ static inline
+#define __device__ inline
 #define __launch_bounds__(...)
 #define UNROLL
 // An OS thread runs one block at a time, and fibers never change their thread.
@@ -333,6 +333,7 @@ template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
     }
     return before;
 }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // --- tensor cores and asynchronous copies: the wrappers of tensor_cores.cuh ---------------------
@@ -1053,11 +1054,19 @@ static inline const char *cudaGetErrorString(cudaError_t e) {
 
 // --- launches ------------------------------------------------------------------------------------
 static std::map<void *, size_t> emu_shared_allowed; // by kernel; kernels not listed may have 48 KiB
+static inline int emu_shared_most() {
+    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
+    return most;
+}
+enum { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+static inline cudaError_t cudaDeviceGetAttribute(int *value, int, int) {
+    *value = emu_shared_most();
+    return cudaSuccess;
+}
 template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
-    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
-    return emu_late_answer(bytes <= most ? cudaSuccess : cudaErrorInvalidValue);
+    return emu_late_answer(bytes <= emu_shared_most() ? cudaSuccess : cudaErrorInvalidValue);
 }
 template <class... P, size_t... I>
 EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values,
@@ -1140,10 +1149,16 @@ enum {
 };
 enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, // .. D: 8
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+};
+enum {
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7
 };
 struct EmuMatmulDesc {
     cublasOperation_t op[2];
@@ -1160,6 +1175,7 @@ struct EmuLayout {
 struct EmuPreference {
     uint64_t workspace;
     uint32_t alignment[4];
+    uint32_t reductions; // allowed where a sum is split
 };
 typedef EmuMatmulDesc *cublasLtMatmulDesc_t;
 typedef EmuLayout *cublasLtMatrixLayout_t;
@@ -1168,6 +1184,7 @@ typedef struct {
     uint64_t workspace;
     uint32_t alignment[6]; // alignments assumed for A, B, C, D, bias, aux
     uint32_t number;       // index of the suggestion
+    uint32_t rounds;       // the sum is split, and its parts are added in D's type
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -1243,7 +1260,7 @@ static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t 
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
-    *p = new EmuPreference{0, {256, 256, 256, 256}};
+    *p = new EmuPreference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
@@ -1255,10 +1272,10 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
                                                                   size_t bytes) {
     bool workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
     if (bytes != (workspace ? 8 : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    memcpy(workspace
-               ? (void *)&p->workspace
-               : (void *)&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
-           value, bytes);
+    void *to = &p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
+    if (workspace) { to = &p->workspace; }
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) { to = &p->reductions; }
+    memcpy(to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) {
@@ -1315,6 +1332,9 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasL
         results[i].algo.alignment[4] = emu_alignment(d->bias);
         results[i].algo.alignment[5] = emu_alignment(d->aux);
         results[i].algo.number = (uint32_t)i;
+        // as cuBLASLt 13.1 does on an H200 with little workspace
+        results[i].algo.rounds =
+            p->workspace < 1 << 20 && (p->reductions & CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -1363,7 +1383,7 @@ static inline float emu_gelu_slope(float x) {
 static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A,
                               const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
                               const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl,
-                              uint32_t number) {
+                              uint32_t number, bool rounds) {
     const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
     const int64_t m = (int64_t)Dl.rows, n = (int64_t)Dl.cols,
                   k = (int64_t)emu_op_cols(&Al, d.op[0]);
@@ -1375,6 +1395,10 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
             const float x = b[(size_t)(j * k + l)], *column = a.data() + l * m;
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) { sum[(size_t)i] += column[i] * x; }
+            for (int64_t i = 0; i < m && rounds && turn == k / 2; i++) {
+                emu_store(D, Dl.type, i + j * Dl.ld, sum[(size_t)i]);
+                sum[(size_t)i] = emu_load(D, Dl.type, i + j * Dl.ld);
+            }
         }
         for (int64_t i = 0; i < m; i++) {
             float y = alpha * sum[(size_t)i] +
@@ -1460,6 +1484,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, cons
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;
     const uint32_t number = algo->number;
+    const bool rounds = algo->rounds && b == 0.0f;
     emu_enqueue(stream, [=] {
         if (EMU_CHECKS) {
             emu_check_matmul(desc, A, la, B, lb, C, lc, D, ld, b != 0.0f);
@@ -1467,7 +1492,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, cons
             // The product may leave anything in the workspace.
             if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); }
         }
-        emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number);
+        emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number, rounds);
         emu_extra_ms += emu_matmul_ms(desc, ld, emu_op_cols(&la, desc.op[0]), number);
     });
     return CUBLAS_STATUS_SUCCESS;

@@ -164,6 +164,7 @@ RUNS = {  # name: ranks, flags
     "momentum": (1, "--optimizer sgd --momentum 0.5 --weight-decay 0.1"),
     "profiled": (2, "--profile-steps 2:3 --trace trace"),
     "watchdog": (2, "--watchdog 0"),
+    "autotune": (2, "--autotune 0"),
     "nodes": (4, "--ranks-per-node 2 --zero 2 --dtype bf16"),
     "dtype fp32, none recomputed": (1, "--dtype fp32 --recompute none --reduce-dtype fp32"),
     "warm-up b": (3, "--pipeline 3 --pipeline-warmup b --micro-batches 4"),

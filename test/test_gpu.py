@@ -160,6 +160,12 @@ class Matmuls(TestCase):
         self.assertNotEqual(self.losses("6"), chosen)  # so the choices do change bits here
         self.assertNotEqual(self.losses(None), chosen)
 
+    def test_without(self):
+        """With --autotune 0 what would be measured does not matter."""
+        first = self.losses("5", autotune=0)
+        self.assertEqual(self.losses("6+rank", autotune=0), first)
+        self.assertNotEqual(self.losses("6"), first)
+
     def test_resume(self):
         """A resumed run computes by the choices of its checkpoint, whatever it would measure
         now."""

@@ -80,6 +80,8 @@ static const Case cases[] = {
     {EMBEDDING, 0, 4, 8, 7, 0, 2},
     {EMBEDDING, 3, 6, 17, 5, 1, 2},
     {EMBEDDING, 2, 9, 21, 6, 2, 3},
+    {EMBEDDING, 2, 60, 12, 1, 0, 2},
+    {EMBEDDING, 3, 50, 132, 3, 0, 2},
     // rows, T, C; variant 1: two summands; 2: the sum goes over the first
     {LAYERNORM, 1, 1, 1, 0, 0, 1},
     {LAYERNORM, 1, 1, 48, 0, 1, 2},
@@ -140,6 +142,8 @@ static const Case cases[] = {
     {CLASSIFIER, 2, 9, 37, 61, 5, 2},
     {CLASSIFIER, 1, 3, 8, 2600, 4, 2},
     {CLASSIFIER, 400, 1, 40, 70, 5, 3},
+    {CLASSIFIER, 2, 9, 24, 61, 5, 2},
+    {CLASSIFIER, 3, 1, 4, 17005, 1, 2},
     // the same, keeping dlogits; variant 3: some rows masked, and dx, dwte and dlogits by calls of
     // their own
     {CLASSIFIER_KEPT, 1, 1, 1, 1, 0, 1},
@@ -153,6 +157,8 @@ static const Case cases[] = {
     {CLASSIFIER_KEPT, 2, 9, 37, 61, 5, 2},
     {CLASSIFIER_KEPT, 1, 6, 20, 257, 7, 1},
     {CLASSIFIER_KEPT, 1, 3, 8, 2600, 4, 2},
+    {CLASSIFIER_KEPT, 3, 1, 4, 4101, 1, 2},
+    {CLASSIFIER_KEPT, 3, 1, 4, 17005, 5, 2},
     // n; variant 1: the parameter is stored in bf16; 2: and rounded stochastically;
     // LOOKS_AHEAD: in fp32, by Nesterov's form
     {ADAMW, 1, 1, 1, 0, 0, 1},
@@ -207,6 +213,7 @@ static const Case cases[] = {
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
     {EMBEDDING_NORMS, 3, 40, 130, 20, 2, 2},
+    {EMBEDDING_NORMS, 2, 2100, 4, 900, 0, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
     // rows, T, C, V (Vp = V + 3); variant 1: all tokens of a sample equal
     {TIED_NORMS, 1, 1, 1, 1, 0, 1},
@@ -258,6 +265,8 @@ static const Case cases[] = {
     {EMBEDDING_SAMPLES, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_SAMPLES, 5, 7, 37, 3, 0, 3},
     {EMBEDDING_SAMPLES, 3, 40, 129, 8, 1, 2},
+    {EMBEDDING_SAMPLES, 7, 700, 8, 600, 0, 2},
+    {EMBEDDING_SAMPLES, 9, 30, 132, 2, 0, 2},
     {EMBEDDING_SAMPLES, 0, 7, 20, 20, 0, 2},
     // rows, -, n; variant 1: added to what is there
     {ACCUMULATE_SAMPLES, 1, 1, 1, 0, 0, 1},
@@ -557,21 +566,34 @@ static void layernorm_reference(const Case *c, double **in, double *out) {
         out[2 * N * C + N + n] = rstd;
     }
 }
+// Returns where the gradient of a normalised value goes. before = the residual path's: in the same
+// place, or elsewhere.
+static Real *residual_path(const Case *c, Stream *s, float *din, const float *dout,
+                           const Real **before) {
+    const int64_t n = positions(c) * c->C;
+    if (c->variant % 2) {
+        *before = in_real(s, dout, n);
+        return out_real(s, din, n);
+    }
+    ops_copy(s, din, dout, (size_t)n * sizeof(float));
+    Real *same = out_real(s, din, n);
+    *before = same;
+    return same;
+}
 static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
                           float **grad, bool accumulate) {
     int64_t N = positions(c), C = c->C, n = N * C;
     float *mean = out + 2 * n, *rstd = mean + N;
     // sum is a, or is not written at all
     if (c->variant != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
-    // the residual path
-    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
-    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
-    const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n);
+    Real *sum = out_real(s, out, n);
+    const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n), *before;
+    Real *din = residual_path(c, s, grad[0], dout, &before);
     ops_layernorm_forward(s, out_real(s, out + n, n), mean, rstd, c->variant ? sum : NULL,
                           c->variant == 2 ? sum : in_real(s, in[0], n),
                           c->variant ? in_real(s, in[1], n) : NULL, weight, in_real(s, in[3], C), N,
                           C);
-    ops_layernorm_backward_input(s, din, dy, sum, weight, mean, rstd, N, C);
+    ops_layernorm_backward_input(s, din, before, dy, sum, weight, mean, rstd, N, C);
     ops_layernorm_backward_weight(s, grad[2], grad[3], dy, sum, mean, rstd, N, C, accumulate);
     reals_done(s);
     if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
@@ -1743,15 +1765,14 @@ static void rmsnorm_run(const Case *c, Stream *s, float **in, float *out, const 
     float *rstd = out + 2 * n;
     // sum is a, or is not written at all
     if (add != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); }
-    // the residual path
-    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));
-    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
+    Real *sum = out_real(s, out, n);
     const Real *weight = c->variant & 4 ? NULL : in_real(s, in[2], C),
-               *dy = in_real(s, dout + n, n);
+               *dy = in_real(s, dout + n, n), *before;
+    Real *din = residual_path(c, s, grad[0], dout, &before);
     ops_rmsnorm_forward(s, out_real(s, out + n, n), rstd, add ? sum : NULL,
                         add == 2 ? sum : in_real(s, in[0], n), add ? in_real(s, in[1], n) : NULL,
                         weight, N, C, rms_eps);
-    ops_rmsnorm_backward_input(s, din, dy, sum, weight, rstd, N, C);
+    ops_rmsnorm_backward_input(s, din, before, dy, sum, weight, rstd, N, C);
     if (weight) { ops_rmsnorm_backward_weight(s, grad[2], dy, sum, rstd, N, C, accumulate); }
     reals_done(s);
     if (add) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
@@ -2587,6 +2608,45 @@ static void test_sample_norms(void **state) {
     free_stream(&s);
 }
 
+// Positions of a token are added in their order, to the last bit; tokens differ in any bit.
+static void test_equal_tokens(void **state) {
+    (void)state;
+    enum { T = 5000, C = 4, V = 1000 };
+    const Case c = {EMBEDDING, 1, T, C, V, 0, 2};
+    Stream s = stream_of(&c, 2);
+    float *dout = floats(T * C), *dwte = floats((V + 3) * C), *sums = floats((V + 3) * C);
+    int32_t *tokens = (int32_t *)(void *)floats(T);
+    for (int kinds = 1; kinds <= V; kinds *= 10) {
+        memset(sums, 0, (V + 3) * C * sizeof(float));
+        for (int64_t i = 0; i < T * C; i++) {
+            tokens[i / C] = (int32_t)(random_u64(6, 1, (uint64_t)i / C) % (uint64_t)kinds);
+            sums[tokens[i / C] * C + i % C] += dout[i] = (float)uniform(5, i);
+        }
+        ops_embedding_backward(&s, dwte, NULL, (const Real *)(const void *)dout, tokens, NULL, 1, T,
+                               C, V + 3, T, false, false);
+        ops_wait(&s);
+        assert_memory_equal(dwte, sums, (V + 3) * C * sizeof(float));
+    }
+    double *norm = (double *)(void *)floats(2);
+    for (int bit = 0; bit < 31; bit++) { // two tokens, which alternate
+        for (int64_t i = 0; i < 100; i++) {
+            tokens[i] = (int32_t)((i % 2 ? 1u << bit : 0) | (bit < 30 ? 1u << 30 : 0));
+            for (int64_t j = 0; j < C; j++) { dout[i * C + j] = i % 2 ? 2.0f : 1.0f; }
+        }
+        *norm = 0.0;
+        ops_embedding_sample_norms(&s, norm, (const Real *)(const void *)dout, tokens, false, 1,
+                                   100, C);
+        ops_wait(&s);
+        assert_true(*norm == C * (50.0 * 50.0 + 100.0 * 100.0));
+    }
+    ops_free(norm);
+    ops_free(dout);
+    ops_free(dwte);
+    ops_free(sums);
+    ops_free(tokens);
+    free_stream(&s);
+}
+
 // The sum that ops_square_sum() promises, the obvious way: a chunk's elements go to 32 sums in
 // turns, which are added in order.
 static double reference_square_sum(ExactSum *sum, const float *x, int64_t n, int64_t chunk,
@@ -2633,9 +2693,9 @@ static void test_square_sums(void **state) {
             ops_zero(&s, sum, sizeof *sum);
             double reference = reference_square_sum(&expected, x, n, chunk, scales[k / 2 % 2]);
             assert_true(computed_square_sum(&s, sum, x, n, chunk, scales[k / 2 % 2]) == reference);
-            // what is there is added to
-            reference = reference_square_sum(&expected, x, n / 2, chunk, 0.25);
-            assert_true(computed_square_sum(&s, sum, x, n / 2, chunk, 0.25) == reference);
+            // what is there is added to, from an address that is not that of an allocation
+            reference = reference_square_sum(&expected, x + 1, n / 2, chunk, 0.25);
+            assert_true(computed_square_sum(&s, sum, x + 1, n / 2, chunk, 0.25) == reference);
         }
         free_stream(&s);
     }
@@ -3251,7 +3311,7 @@ int main(void) {
     OPS_TEST_BEGIN();
 #endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
-    static struct CMUnitTest tests[2 * CASES + FORMATS + 14];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 15];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -3279,6 +3339,7 @@ int main(void) {
         cmocka_unit_test(test_quantize_pieces),
         cmocka_unit_test(test_two_hops),
         cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_equal_tokens),
         cmocka_unit_test(test_square_sums),
 #ifndef EMU_CHECKED
         cmocka_unit_test(test_polls),

@@ -5,6 +5,7 @@
 #ifndef PRODUCTION
 #define MATMUL_WORKSPACE (64 << 10)
 #define CLASSIFIER_ROWS 256
+#define LOGITS_KEPT 1024
 #endif
 #define OPS_IMPLEMENTATION
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations

@@ -2,6 +2,7 @@
 // tests: slow.
 #define MATMUL_WORKSPACE (64 << 10)
 #define CLASSIFIER_ROWS 256
+#define LOGITS_KEPT 1024
 #define OPS_IMPLEMENTATION
 #include "test/emu_operations.h"
 #include "train_gpt.cu"

@@ -121,8 +121,8 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
 }
 
 // With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
-TYPED void layernorm_row_backward(const DType type, Real *dx, const Real *dy, const Real *x,
-                                  const Real *w, float m, float r, int64_t C) {
+TYPED void layernorm_row_backward(const DType type, Real *dx, const Real *before, const Real *dy,
+                                  const Real *x, const Real *w, float m, float r, int64_t C) {
     float g_sum = 0.0f, gh_sum = 0.0f;
 #pragma omp simd reduction(+ : g_sum, gh_sum)
     for (int64_t c = 0; c < C; c++) {
@@ -135,17 +135,18 @@ TYPED void layernorm_row_backward(const DType type, Real *dx, const Real *dy, co
     for (int64_t c = 0; c < C; c++) {
         const float g = load_real(type, dy, c) * load_real(type, w, c);
         store_real(type, dx, c,
-                   load_real(type, dx, c) +
+                   (before ? load_real(type, before, c) : 0.0f) +
                        r * (g - g_mean - (load_real(type, x, c) - m) * r * gh_mean));
     }
 }
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
-                                                const Real *in, const Real *weight,
-                                                const float *mean, const float *rstd, int64_t N,
-                                                int64_t C) {
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *before,
+                                                const Real *dout, const Real *in,
+                                                const Real *weight, const float *mean,
+                                                const float *rstd, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
-        FOR_TYPE(layernorm_row_backward, real_at(din, n * C), real_at_const(dout, n * C),
+        FOR_TYPE(layernorm_row_backward, real_at(din, n * C),
+                 before ? real_at_const(before, n * C) : NULL, real_at_const(dout, n * C),
                  real_at_const(in, n * C), weight, mean[n], rstd[n], C);
         poll_after_row(s, n);
     }

@@ -34,8 +34,8 @@ static inline void ops_rmsnorm_forward(Stream *s, Real *out, float *rstd, Real *
 }
 
 // With h = x rstd and g = dout * weight: dx = rstd (g - h average(g h)).
-TYPED void rmsnorm_row_backward(const DType type, Real *dx, const Real *dy, const Real *x,
-                                const Real *weight, float r, int64_t C) {
+TYPED void rmsnorm_row_backward(const DType type, Real *dx, const Real *before, const Real *dy,
+                                const Real *x, const Real *weight, float r, int64_t C) {
     float gx_sum = 0.0f;
 #pragma omp simd reduction(+ : gx_sum)
     for (int64_t c = 0; c < C; c++) {
@@ -47,15 +47,17 @@ TYPED void rmsnorm_row_backward(const DType type, Real *dx, const Real *dy, cons
     for (int64_t c = 0; c < C; c++) {
         const float g = load_real(type, dy, c) * (weight ? load_real(type, weight, c) : 1.0f);
         store_real(type, dx, c,
-                   load_real(type, dx, c) + r * (g - load_real(type, x, c) * r * gh_mean));
+                   (before ? load_real(type, before, c) : 0.0f) +
+                       r * (g - load_real(type, x, c) * r * gh_mean));
     }
 }
-static inline void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *dout,
-                                              const Real *in, const Real *weight, const float *rstd,
-                                              int64_t N, int64_t C) {
+static inline void ops_rmsnorm_backward_input(Stream *s, Real *din, const Real *before,
+                                              const Real *dout, const Real *in, const Real *weight,
+                                              const float *rstd, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
-        FOR_TYPE(rmsnorm_row_backward, real_at(din, n * C), real_at_const(dout, n * C),
+        FOR_TYPE(rmsnorm_row_backward, real_at(din, n * C),
+                 before ? real_at_const(before, n * C) : NULL, real_at_const(dout, n * C),
                  real_at_const(in, n * C), weight, rstd[n], C);
         poll_after_row(s, n);
     }

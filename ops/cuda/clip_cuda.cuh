@@ -142,9 +142,8 @@ static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Re
                                               const int32_t *tokens, bool positions, int64_t rows,
                                               int64_t T, int64_t C) {
     if (rows * T == 0) { return; }
-    int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // after the partial sums
-    assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
-    launch(s, order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), order, tokens, T);
+    const int32_t *order = order_tokens(s, (int32_t *)((double *)scratch(s) + rows * T), tokens,
+                                        rows, T, INT32_MAX); // after the partial sums
     FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order,
                          positions, T, C));
 }
@@ -495,7 +494,8 @@ static inline int64_t clip_scratch_bytes(OpsShape shape) {
                   widest = max_i64(ops_widest(shape), shape.Vp);
     const int64_t tiles =
         max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
-    const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T),
+    const int64_t of_samples =
+                      shape.rows * max_i64(8 * tiles, 8 * shape.T + 4 * order_numbers(shape.T)),
                   of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
     return max_i64(of_samples, of_one);
 }
@@ -593,10 +593,6 @@ static inline void ops_accumulate_samples(Stream *s, float *out, const float *in
 }
 
 // --- noise: a thread computes the 16 elements of a block of ChaCha20 -----------------------------
-__global__ void scale_kernel(float *x, int64_t n, float scale) {
-    const int64_t i = thread_index();
-    if (i < n) { x[i] *= scale; }
-}
 __global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream noise,
                                  NoiseScale scale) {
     const int64_t i = thread_index() * NOISE_BLOCK;
@@ -617,7 +613,8 @@ static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, 
                                  float deviation, float scale) {
     assert(first % NOISE_BLOCK == 0 && (first + n) / NOISE_BLOCK <= (int64_t)UINT32_MAX);
     if (deviation == 0.0f) {
-        launch(s, scale_kernel, blocks_for(n, THREADS), x, n, scale);
+        const Scale all = {scale};
+        launch_map<float, float>(s, all, x, x, NULL, n);
     } else {
         launch(s, add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), x, first, n, noise,
                noise_scale(deviation, scale));

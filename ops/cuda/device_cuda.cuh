@@ -40,7 +40,9 @@
 #ifndef MATMUL_WORKSPACE // tests make these smaller
 #define MATMUL_WORKSPACE (32 << 20)
 // Rows of a chunk. Each chunk holds rows x Vp logits, and reads and writes dwte once.
-#define CLASSIFIER_ROWS 2048
+#define CLASSIFIER_ROWS 4096
+// Bytes of a row of logits that a block keeps: two blocks are on a multiprocessor.
+#define LOGITS_KEPT (shared_most() / 2 - 1024)
 #endif
 #ifdef USE_TF32
 #define FP32_PRODUCTS CUBLAS_COMPUTE_32F_FAST_TF32
@@ -49,13 +51,14 @@
 #endif
 
 enum {
-    THREADS = 256,          // threads of a block, unless a kernel says otherwise
-    WARPS = THREADS / 32,   // warps of such a block
-    RECORDINGS = 4096,      // number of recordings that are kept
-    RECORDING_KEY = 256,    // largest key, in bytes
-    COLUMN_PARTS = 64,      // maximum number of partial sums of a sum over rows
-    PACE = 128,             // operations between two events of keep_pace()
-    GRID_MOST = 65535,      // blocks of a grid in its second and third dimension
+    THREADS = 256,        // threads of a block, unless a kernel says otherwise
+    WARPS = THREADS / 32, // warps of such a block
+    RECORDINGS = 4096,    // number of recordings that are kept
+    RECORDING_KEY = 256,  // largest key, in bytes
+    COLUMN_PARTS = 64,    // maximum number of partial sums of a sum over rows
+    PACE = 128,           // operations between two events of keep_pace()
+    EACH = 8,          // neighbouring numbers that a thread takes, where it can: 16 bytes in bf16
+    GRID_MOST = 65535, // blocks of a grid in its second and third dimension
     SCRATCH_LEAST = 1 << 16 // smallest scratch, in bytes, for data moved in pieces
 };
 #define ALL_LANES 0xffffffffu
@@ -373,6 +376,12 @@ template <class To> static inline To converted(Real *p) { return (To)p; }
 template <class To> static inline To converted(const Real *p) {
     return static_cast<To>(static_cast<const void *>(p));
 }
+static inline int shared_most(void) { // bytes of a block's dynamic shared memory
+    int number, bytes;
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, number));
+    return bytes;
+}
 // Lets the blocks of a kernel have more dynamic shared memory than the 48 KB that every launch may
 // ask for. Ends the program (EXIT_INPUT) if the GPU has less.
 template <class... Parameters>
@@ -430,8 +439,9 @@ template <int N, class T> struct Vector {
 template <int N, class T> __device__ bool lies_in_parts(const T *p) {
     return (uintptr_t)p % sizeof(typename Vector<N, T>::Part) == 0;
 }
-// x(N) = the n numbers from p on, padded with zeros if n < N
-template <int N, class T> __device__ void read_numbers(float *x, const T *p, int64_t n) {
+// x(N) = the n numbers from p on, padded if n < N
+template <int N, class T>
+__device__ void read_numbers(float *x, const T *p, int64_t n, float padding = 0.0f) {
     typedef Vector<N, T> V;
     if (n >= N && lies_in_parts<N>(p)) {
         UNROLL for (int j = 0; j < N; j += V::EACH) {
@@ -440,10 +450,11 @@ template <int N, class T> __device__ void read_numbers(float *x, const T *p, int
         }
         return;
     }
-    UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : 0.0f; }
+    UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : padding; }
 }
 // The first n of x(N) are written from p on, in p's type.
-template <int N, class T, class From> __device__ void write_numbers(T *p, const From *x, int64_t n) {
+template <int N, class T, class From>
+__device__ void write_numbers(T *p, const From *x, int64_t n) {
     typedef Vector<N, T> V;
     if (n >= N && lies_in_parts<N>(p)) {
         UNROLL for (int j = 0; j < N; j += V::EACH) {
@@ -457,6 +468,49 @@ template <int N, class T, class From> __device__ void write_numbers(T *p, const 
         if (j < n) { write(p + j, x[j]); }
     }
 }
+template <class R> __device__ float rounded(float x) { // as memory keeps it
+    R kept;
+    write(&kept, x);
+    return read(&kept);
+}
+// out = f(a, b), element by element. b may be NULL; out may be a or b.
+template <class F, class Out, class In>
+__global__ void map_kernel(F f, Out *out, const In *a, const In *b, int64_t n) {
+    const int64_t i = thread_index() * EACH;
+    float x[EACH], y[EACH] = {};
+    if (i >= n) { return; }
+    read_numbers<EACH>(x, a + i, n - i);
+    if (b) { read_numbers<EACH>(y, b + i, n - i); }
+    UNROLL for (int j = 0; j < EACH; j++) { x[j] = f(x[j], y[j]); }
+    write_numbers<EACH>(out + i, x, n - i);
+}
+template <class Out, class In, class F>
+static inline void launch_map(Stream *s, F f, void *out, const void *a, const void *b, int64_t n) {
+    launch(s, map_kernel<F, Out, In>, blocks_for(n, THREADS * EACH), f, (Out *)out, (const In *)a,
+           (const In *)b, n);
+}
+template <class F>
+static inline void map_reals(Stream *s, F f, Real *out, const Real *a, const Real *b, int64_t n) {
+    FOR_REAL(launch_map<R, R>(s, f, out, a, b, n));
+}
+struct Add {
+    __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct Scale {
+    float by;
+    __device__ float operator()(float x, float) const { return by * x; }
+};
+// EACH numbers of a row of C: a thread's share of an (N, C) array.
+typedef struct {
+    int64_t n, c;
+} RowPart;
+static inline unsigned row_part_blocks(int64_t N, int64_t C) {
+    return blocks_for(N * ceil_div(C, EACH), THREADS);
+}
+__device__ RowPart row_part(int64_t C) {
+    const int64_t parts = (C + EACH - 1) / EACH, i = thread_index();
+    return {i / parts, i % parts * EACH};
+}
 template <class T> __device__ T warp_sum(T x) { // gives the same bits in all lanes
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     return x;
@@ -469,14 +523,14 @@ __device__ float lanes_reduce(float x, int lanes, bool maximum) {
     }
     return x;
 }
-// Reduces x over a block of THREADS threads. All of them must call it.
+// Reduces x over a block, whose number of warps is a power of two. All threads must call it.
 __device__ float block_reduce(float x, bool maximum) {
-    __shared__ float part[WARPS];
+    __shared__ float part[32];
+    const int warps = (int)blockDim.x / 32;
     x = lanes_reduce(x, 32, maximum);
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
-    x = part[0];
-    for (int w = 1; w < WARPS; w++) { x = maximum ? fmaxf(x, part[w]) : x + part[w]; }
+    x = lanes_reduce(part[threadIdx.x % (unsigned)warps], warps, maximum);
     __syncthreads(); // the next call overwrites part
     return x;
 }
@@ -546,32 +600,39 @@ static inline void ops_to_host(Stream *s, void *host, const void *device, size_t
     ops_wait(s);
 }
 
-template <class To, class From>
-__global__ void convert_kernel(To *to, const From *from, int64_t n) {
-    int64_t i = thread_index();
-    if (i < n) { write(to + i, read(from + i)); }
+// Converts n numbers on a stream of the caller's.
+template <class Out, class In>
+static inline void convert_on(cudaStream_t stream, Out *out, const In *in, int64_t n) {
+    const Scale as_they_are = {1.0f};
+    LAUNCH((map_kernel<Scale, Out, In>), blocks_for(n, THREADS * EACH), THREADS, 0, stream,
+           as_they_are, out, in, (const In *)NULL, n);
 }
 __device__ uint16_t round_master(float x, Rounding r, int64_t i) {
     return r.stochastic ? round_stochastic(x, r, i) : float_to_bf16(x);
 }
 __global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
-    const int64_t i = thread_index();
-    if (i < n) { out[i] = round_master(in[i], r, i); }
+    const int64_t i = thread_index() * EACH;
+    float x[EACH];
+    uint16_t y[EACH];
+    if (i >= n) { return; }
+    read_numbers<EACH>(x, in + i, n - i);
+    UNROLL for (int j = 0; j < EACH; j++) { y[j] = round_master(x[j], r, i + j); }
+    write_numbers<EACH>(out + i, y, n - i);
 }
 static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n,
                                      Rounding r) {
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));
     } else {
-        launch(s, round_kernel, blocks_for(n, THREADS), (uint16_t *)out, in, n, r);
+        launch(s, round_kernel, blocks_for(n, THREADS * EACH), (uint16_t *)out, in, n, r);
     }
 }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
     const int64_t piece = scratch_bytes(s) / (int64_t)sizeof(float);
     for (int64_t i = 0; i < n; i += piece) {
         const int64_t count = min_i64(piece, n - i);
-        FOR_REAL(launch(s, convert_kernel<float, R>, blocks_for(count, THREADS),
-                        (float *)scratch(s), real_at_const(device, i), count));
+        FOR_REAL(
+            convert_on(enter(s), (float *)scratch(s), (const R *)real_at_const(device, i), count));
         ops_to_host(s, host + i, scratch(s), (size_t)count * sizeof(float));
     }
 }

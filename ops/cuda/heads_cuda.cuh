@@ -1,12 +1,10 @@
 // heads_cuda.cuh: rotary positions, and the norm of each head of q and k, on a GPU. Part of
 // ops_cuda.cuh. The contract is ops.h.
 //
-// Plan     A warp takes a head of a token; each lane has up to 4 pairs of elements, and computes
-//          their cosines and sines. The table of frequencies is an argument of the kernel.
+// Plan     A warp takes a token. Its lanes share its heads, and compute the cosines and sines of
+//          their pairs once for all heads. The table of frequencies is an argument of the kernel.
 #ifndef HEADS_CUDA_CUH
 #define HEADS_CUDA_CUH
-
-enum { LANE_PAIRS = ROTARY_PAIRS / 32 }; // pairs of a lane, at most
 
 typedef struct {
     float cosine, sine;
@@ -24,74 +22,110 @@ __device__ float turned_high(Turn t, float low, float high) {
     return high * t.cosine + low * t.sine;
 }
 
-template <class R> __global__ void rotary_kernel(R *qkv, AttentionShape a, Rotary r, bool back) {
-    const int64_t i = warp_index(), turned = a.heads + a.kv_heads, n = i / turned,
-                  head = i % turned, pairs = a.D / 2;
-    if (n >= a.rows * a.T) { return; }
-    R *x = qkv + n * (a.heads + 2 * a.kv_heads) * a.D + head * a.D;
-    for (int64_t p = threadIdx.x % 32; p < pairs; p += 32) {
-        const Turn t = turn_of(r, a, n, p, back);
-        const float low = read(x + p), high = read(x + pairs + p);
-        write(x + p, turned_low(t, low, high));
-        write(x + pairs + p, turned_high(t, low, high));
+// A warp takes a token. So many lanes, a power of two, have a head of queries, keys or values at a
+// time; a lane has WIDE pairs of it, from p on, and their turns.
+typedef struct {
+    int64_t n, rows; // the token; tokens of all
+    int lanes, first, p, left;
+    Turn turn[WIDE];
+} HeadLane;
+__device__ HeadLane head_lane(const AttentionShape &a, const Rotary &r, bool back) {
+    const int pairs = (int)a.D / 2;
+    HeadLane l = {};
+    l.n = warp_index();
+    l.rows = a.rows * a.T;
+    for (l.lanes = 1; l.lanes * WIDE < pairs;) { l.lanes *= 2; }
+    l.first = (int)threadIdx.x % 32 / l.lanes;
+    l.p = (int)threadIdx.x % l.lanes * WIDE;
+    l.left = pairs - l.p;
+    UNROLL for (int j = 0; j < WIDE; j++) {
+        l.turn[j] = turn_of(r, a, l.n, j < l.left ? l.p + j : 0, back);
+    }
+    return l;
+}
+// The pairs of a lane: their lower and higher elements.
+typedef struct {
+    float low[WIDE], high[WIDE];
+} Pairs;
+template <class R> __device__ Pairs read_pairs(const R *head, const HeadLane &l, int64_t pairs) {
+    Pairs x;
+    read_numbers<WIDE>(x.low, head + l.p, l.left);
+    read_numbers<WIDE>(x.high, head + pairs + l.p, l.left);
+    return x;
+}
+template <class R>
+__device__ void write_pairs(R *head, const Pairs &x, const HeadLane &l, int64_t pairs) {
+    write_numbers<WIDE>(head + l.p, x.low, l.left);
+    write_numbers<WIDE>(head + pairs + l.p, x.high, l.left);
+}
+__device__ void turn_pairs(Pairs *x, const HeadLane &l) {
+    UNROLL for (int j = 0; j < WIDE; j++) {
+        const float low = turned_low(l.turn[j], x->low[j], x->high[j]);
+        x->high[j] = turned_high(l.turn[j], x->low[j], x->high[j]);
+        x->low[j] = low;
     }
 }
+// x *= factor and the gain of a norm
+template <class R>
+__device__ void scale_pairs(Pairs *x, float factor, const R *weight, const HeadLane &l,
+                            int64_t pairs) {
+    Pairs gains;
+    if (weight) { gains = read_pairs(weight, l, pairs); }
+    UNROLL for (int j = 0; j < WIDE; j++) {
+        x->low[j] *= factor * (weight ? gains.low[j] : 1.0f);
+        x->high[j] *= factor * (weight ? gains.high[j] : 1.0f);
+    }
+}
+// The sum of x y over a head.
+__device__ float head_product(const Pairs &x, const Pairs &y, int lanes) {
+    float sum = 0.0f;
+    UNROLL for (int j = 0; j < WIDE; j++) { sum += x.low[j] * y.low[j] + x.high[j] * y.high[j]; }
+    return lanes_reduce(sum, lanes, false);
+}
+
+template <class R> __global__ void rotary_kernel(R *qkv, AttentionShape a, Rotary r, bool back) {
+    const HeadLane l = head_lane(a, r, back);
+    const int64_t turned = a.heads + a.kv_heads;
+    if (l.n >= l.rows) { return; }
+    R *token = qkv + l.n * (turned + a.kv_heads) * a.D;
+    for (int64_t head = l.first; head < turned; head += 32 / l.lanes) {
+        Pairs x = read_pairs(token + head * a.D, l, a.D / 2);
+        turn_pairs(&x, l);
+        write_pairs(token + head * a.D, x, l, a.D / 2);
+    }
+}
+static_assert(32 * WIDE >= ROTARY_PAIRS, "a warp has lanes for all pairs of a head");
 static inline void ops_rotary(Stream *s, Real *qkv, AttentionShape a, const Rotary *r, bool back) {
-    const int64_t heads = a.rows * a.T * (a.heads + a.kv_heads);
-    LAUNCH_REAL(s, rotary_kernel, blocks_for(heads, WARPS), qkv, a, *r, back);
+    LAUNCH_REAL(s, rotary_kernel, blocks_for(a.rows * a.T, WARPS), qkv, a, *r, back);
 }
 
 // --- norms of heads ------------------------------------------------------------------------------
-// Which head of which token a warp has: of queries, of keys, or of values, which are copied.
-typedef struct {
-    int64_t n, head, at; // at: where the head begins in (rows, T, heads of all three, D)
-    bool is_value, there;
-} WarpHead;
-__device__ WarpHead warp_head(const AttentionShape &a) {
-    const int64_t all = a.heads + 2 * a.kv_heads, i = warp_index();
-    WarpHead h = {};
-    h.n = i / all;
-    h.head = i % all;
-    h.at = i * a.D;
-    h.is_value = h.head >= a.heads + a.kv_heads;
-    h.there = h.n < a.rows * a.T;
-    return h;
-}
-template <class R> __device__ void copy_head(R *to, const R *from, int64_t D) {
-    for (int64_t d = threadIdx.x % 32; d < D; d += 32) { write(to + d, read(from + d)); }
-}
 template <class R>
 __global__ void head_norm_kernel(R *out, float *rstd, const R *in, const R *q_weight,
                                  const R *k_weight, AttentionShape a, Rotary rotary, float eps,
                                  float scale) {
-    const WarpHead h = warp_head(a);
-    const int64_t lane = threadIdx.x % 32, pairs = a.D / 2;
-    if (!h.there) { return; } // whole warps return
-    if (h.is_value) {
-        copy_head(out + h.at, in + h.at, a.D);
-        return;
+    HeadLane l = head_lane(a, rotary, false);
+    const int64_t normed = a.heads + a.kv_heads, all = normed + a.kv_heads, pairs = a.D / 2;
+    const int left = l.left;
+    if (l.n >= l.rows) { return; } // whole warps return
+    for (int64_t next = 0; next < all; next += 32 / l.lanes) {
+        const int64_t head = next + l.first, at = (l.n * all + head) * a.D;
+        l.left = head < all ? left : 0; // lanes without a head have zeros
+        Pairs x = read_pairs(in + at, l, pairs);
+        const float r = 1.0f / sqrtf(head_product(x, x, l.lanes) / (float)a.D + eps);
+        if (head < normed) {
+            scale_pairs(&x, r * scale, head < a.heads ? q_weight : k_weight, l, pairs);
+            turn_pairs(&x, l);
+            if (l.p == 0) { rstd[l.n * normed + head] = r; }
+        }
+        write_pairs(out + at, x, l, pairs);
     }
-    const R *x = in + h.at, *weight = h.head < a.heads ? q_weight : k_weight;
-    float squares = 0.0f;
-    for (int64_t d = lane; d < a.D; d += 32) { squares += read(x + d) * read(x + d); }
-    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)a.D + eps);
-    for (int64_t p = lane; p < pairs; p += 32) {
-        const Turn t = turn_of(rotary, a, h.n, p, false);
-        const float low = read(x + p) * r * scale * gain(weight, p),
-                    high = read(x + pairs + p) * r * scale * gain(weight, pairs + p);
-        write(out + h.at + p, turned_low(t, low, high));
-        write(out + h.at + pairs + p, turned_high(t, low, high));
-    }
-    if (lane == 0) { rstd[h.n * (a.heads + a.kv_heads) + h.head] = r; }
-}
-static inline int64_t head_norm_blocks(const AttentionShape *a) {
-    return blocks_for(a->rows * a->T * (a->heads + 2 * a->kv_heads), WARPS);
 }
 static inline void ops_head_norm_forward(Stream *s, Real *out, float *rstd, const Real *in,
                                          const Real *q_weight, const Real *k_weight,
                                          const HeadNorm *h) {
-    LAUNCH_REAL(s, head_norm_kernel, (unsigned)head_norm_blocks(&h->shape), out, rstd, in, q_weight,
-                k_weight, h->shape, *h->rotary, h->eps, h->scale);
+    LAUNCH_REAL(s, head_norm_kernel, blocks_for(h->shape.rows * h->shape.T, WARPS), out, rstd, in,
+                q_weight, k_weight, h->shape, *h->rotary, h->eps, h->scale);
 }
 
 // With h = x rstd and g = dout, turned back, * weight * scale: dx = rstd (g - h average(g h)).
@@ -99,44 +133,41 @@ template <class R>
 __global__ void head_norm_backward_kernel(R *din, const R *dout, const R *in, const R *q_weight,
                                           const R *k_weight, const float *rstd, AttentionShape a,
                                           Rotary rotary, float scale) {
-    const WarpHead h = warp_head(a);
-    const int64_t lane = threadIdx.x % 32, pairs = a.D / 2;
-    if (!h.there) { return; }
-    if (h.is_value) {
-        copy_head(din + h.at, dout + h.at, a.D);
-        return;
-    }
-    const R *x = in + h.at, *dy = dout + h.at, *weight = h.head < a.heads ? q_weight : k_weight;
-    const float r = rstd[h.n * (a.heads + a.kv_heads) + h.head];
-    float low[LANE_PAIRS], high[LANE_PAIRS], gx_sum = 0.0f;
-    UNROLL for (int i = 0; i < LANE_PAIRS; i++) {
-        const int64_t p = lane + 32 * i;
-        if (p >= pairs) { continue; }
-        const Turn t = turn_of(rotary, a, h.n, p, true);
-        low[i] = turned_low(t, read(dy + p), read(dy + pairs + p)) * scale * gain(weight, p);
-        high[i] =
-            turned_high(t, read(dy + p), read(dy + pairs + p)) * scale * gain(weight, pairs + p);
-        gx_sum += low[i] * read(x + p) + high[i] * read(x + pairs + p);
-    }
-    const float gh_mean = warp_sum(gx_sum) * r / (float)a.D;
-    UNROLL for (int i = 0; i < LANE_PAIRS; i++) {
-        const int64_t p = lane + 32 * i;
-        if (p >= pairs) { continue; }
-        write(din + h.at + p, r * (low[i] - read(x + p) * r * gh_mean));
-        write(din + h.at + pairs + p, r * (high[i] - read(x + pairs + p) * r * gh_mean));
+    HeadLane l = head_lane(a, rotary, true);
+    const int64_t normed = a.heads + a.kv_heads, all = normed + a.kv_heads, pairs = a.D / 2;
+    const int left = l.left;
+    if (l.n >= l.rows) { return; }
+    for (int64_t next = 0; next < all; next += 32 / l.lanes) {
+        const int64_t head = next + l.first, at = (l.n * all + head) * a.D;
+        l.left = head < all ? left : 0;
+        Pairs g = read_pairs(dout + at, l, pairs);
+        const Pairs x = read_pairs(in + at, l, pairs);
+        if (head < normed) {
+            turn_pairs(&g, l);
+            scale_pairs(&g, scale, head < a.heads ? q_weight : k_weight, l, pairs);
+        }
+        const float product = head_product(g, x, l.lanes);
+        if (head < normed) {
+            const float r = rstd[l.n * normed + head], gh_mean = product * r / (float)a.D;
+            UNROLL for (int j = 0; j < WIDE; j++) {
+                g.low[j] = r * (g.low[j] - x.low[j] * r * gh_mean);
+                g.high[j] = r * (g.high[j] - x.high[j] * r * gh_mean);
+            }
+        }
+        write_pairs(din + at, g, l, pairs);
     }
 }
 static inline void ops_head_norm_backward_input(Stream *s, Real *din, const Real *dout,
                                                 const Real *in, const Real *q_weight,
                                                 const Real *k_weight, const float *rstd,
                                                 const HeadNorm *h) {
-    LAUNCH_REAL(s, head_norm_backward_kernel, (unsigned)head_norm_blocks(&h->shape), din, dout, in,
-                q_weight, k_weight, rstd, h->shape, *h->rotary, h->scale);
+    LAUNCH_REAL(s, head_norm_backward_kernel, blocks_for(h->shape.rows * h->shape.T, WARPS), din,
+                dout, in, q_weight, k_weight, rstd, h->shape, *h->rotary, h->scale);
 }
 
 // For part p = blockIdx.y, sums over tokens p * each .. (p + 1) * each - 1 and over the heads of q
 // (blockIdx.z = 0) or of k: what they give to the gradient of the weight. Rows of threads take
-// heads of tokens side by side; their sums are added in order.
+// tokens side by side; their sums are added in order.
 template <class R>
 __global__ void head_norm_partials_kernel(float *q_sums, float *k_sums, int64_t stride,
                                           const R *dout, const R *in, const float *rstd,
@@ -146,17 +177,17 @@ __global__ void head_norm_partials_kernel(float *q_sums, float *k_sums, int64_t 
     const bool of_k = blockIdx.z;
     const int64_t p = (int64_t)blockIdx.x * 32 + threadIdx.x, pairs = a.D / 2,
                   heads = of_k ? a.kv_heads : a.heads, first = of_k ? a.heads : 0,
-                  end = least((blockIdx.y + 1) * each, a.rows * a.T) * heads;
+                  end = p < pairs ? least((blockIdx.y + 1) * each, a.rows * a.T) : 0;
     float low = 0.0f, high = 0.0f;
-    for (int64_t i = blockIdx.y * each * heads + threadIdx.y; i < end && p < pairs;
-         i += COLUMN_ROWS) {
-        const int64_t n = i / heads, head = first + i % heads,
-                      at = (n * (a.heads + 2 * a.kv_heads) + head) * a.D + p;
+    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
         const Turn t = turn_of(rotary, a, n, p, true);
-        const float factor = rstd[n * (a.heads + a.kv_heads) + head] * scale,
-                    dy_low = read(dout + at), dy_high = read(dout + at + pairs);
-        low += turned_low(t, dy_low, dy_high) * (read(in + at) * factor);
-        high += turned_high(t, dy_low, dy_high) * (read(in + at + pairs) * factor);
+        for (int64_t head = first; head < first + heads; head++) {
+            const int64_t at = (n * (a.heads + 2 * a.kv_heads) + head) * a.D + p;
+            const float factor = rstd[n * (a.heads + a.kv_heads) + head] * scale,
+                        dy_low = read(dout + at), dy_high = read(dout + at + pairs);
+            low += turned_low(t, dy_low, dy_high) * (read(in + at) * factor);
+            high += turned_high(t, dy_low, dy_high) * (read(in + at + pairs) * factor);
+        }
     }
     sums[0][threadIdx.y][threadIdx.x] = low;
     sums[1][threadIdx.y][threadIdx.x] = high;
@@ -183,8 +214,7 @@ static inline void ops_head_norm_backward_weight(Stream *s, float *dq_weight, fl
                   each = max_i64(COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)), parts = ceil_div(N, each);
     assert(parts * 2 * D * (int64_t)sizeof(float) <= scratch_bytes(s));
     head_norm_partials(s, partials, partials + D, 2 * D, dout, in, rstd, h, parts, each);
-    launch(s, column_finish_kernel, blocks_for(D, THREADS), dq_weight, dk_weight, partials, parts,
-           D, accumulate);
+    column_finish(s, dq_weight, dk_weight, partials, parts, D, accumulate);
 }
 
 #endif

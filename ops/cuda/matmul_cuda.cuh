@@ -148,11 +148,16 @@ static inline int suggested_matmuls(struct Matmuls *m, const MatmulPlan *p,
     cublasLtMatmulHeuristicResult_t found[SUGGESTIONS];
     cublasLtMatmulPreference_t preference;
     const uint64_t workspace = MATMUL_WORKSPACE;
+    // The parts of a sum that is split are added in fp32: in the workspace, not in a bf16 result.
+    const uint32_t reductions =
+        p->key.out_fp32 ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int asked = 0, count = 0;
     memset(found, 0, sizeof found);
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions));
     const decltype(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES};

@@ -14,142 +14,298 @@
 #include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
 #include "ops/cuda/muon_cuda.cuh"           // Muon
 #include "ops/cuda/quantize_cuda.cuh"       // quantization
+#include <float.h>                          // FLT_MAX
 
 // --- embedding -----------------------------------------------------------------------------------
+// A warp takes a row, each lane 8 channels at a time.
 template <class R>
-__global__ void embedding_kernel(R *out, const int32_t *tokens, const R *wte, const R *wpe,
-                                 int64_t N, int64_t T, int64_t C) {
-    const int64_t i = thread_index(), n = i / C, c = i % C;
+__global__ void embedding_kernel(R *out, const int32_t *tokens, const R *wte, const R *wpe, int N,
+                                 int T, int64_t C) {
+    const int n = (int)warp_index();
     if (n >= N) { return; }
-    write(out + i, read(wte + tokens[n] * C + c) + (wpe ? read(wpe + n % T * C + c) : 0.0f));
+    const R *token = wte + tokens[n] * C, *position = wpe ? wpe + n % T * C : NULL;
+    for (int64_t c = threadIdx.x % 32 * 8; c < C; c += 32 * 8) {
+        float x[8], more[8];
+        read_numbers<8>(x, token + c, C - c);
+        if (position) {
+            read_numbers<8>(more, position + c, C - c);
+            UNROLL for (int j = 0; j < 8; j++) { x[j] += more[j]; }
+        }
+        write_numbers<8>(out + n * C + c, x, C - c);
+    }
 }
 static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens,
                                          const Real *wte, const Real *wpe, int64_t rows, int64_t T,
                                          int64_t C) {
     const int64_t N = rows * T;
-    LAUNCH_REAL(s, embedding_kernel, blocks_for(N * C, THREADS), out, tokens, wte, wpe, N, T, C);
+    LAUNCH_REAL(s, embedding_kernel, blocks_for(N, WARPS), out, tokens, wte, wpe, (int)N, (int)T,
+                C);
 }
 
 // order(N) = positions sorted by token; positions of equal tokens stay in order. Each row of the
-// grid sorts N tokens of its own. A thread finds the rank of its position by counting the positions
-// before it: N^2 comparisons from shared memory, but no step depends on timing.
-__global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64_t N) {
-    __shared__ int32_t tile[THREADS];
-    order += blockIdx.y * N;
-    tokens += blockIdx.y * N;
-    const int64_t n = thread_index();
-    const int32_t mine = n < N ? tokens[n] : 0;
-    int64_t place = 0;
-    for (int64_t m = 0; m < N; m += THREADS) {
-        __syncthreads();
-        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT32_MAX;
-        __syncthreads();
-        for (int j = 0; j < THREADS; j++) {
-            place += tile[j] < mine || (tile[j] == mine && m + j < n);
-        }
+// grid sorts N tokens of its own: by a digit of DIGIT_BITS at a time, the lowest first. A warp
+// takes SORT_EACH entries, a block SORT_BLOCK; thread d counts those of digit d. Several blocks
+// first only store their counts.
+enum { DIGIT_BITS = 9, DIGITS = 1 << DIGIT_BITS, SORT_WARPS = DIGITS / 32, SORT_EACH = 128 };
+enum { SORT_BLOCK = SORT_WARPS * SORT_EACH };
+__global__ void __launch_bounds__(DIGITS)
+    order_tokens_kernel(int32_t *to, const int32_t *from, int32_t *counts, const int32_t *tokens,
+                        int N, int shift, bool counting) {
+    __shared__ int32_t places[SORT_WARPS][DIGITS], sums[SORT_WARPS];
+    const int d = (int)threadIdx.x, lane = d % 32, warp = d / 32,
+              begin = ((int)blockIdx.x * SORT_WARPS + warp) * SORT_EACH,
+              end = begin + SORT_EACH < N ? begin + SORT_EACH : N;
+    to += (int64_t)blockIdx.y * N;
+    tokens += (int64_t)blockIdx.y * N;
+    counts += (int64_t)blockIdx.y * gridDim.x * DIGITS + d;
+    const auto position = [&](int i) { return from ? from[(int64_t)blockIdx.y * N + i] : i; };
+    const auto digit = [&](int n) { return tokens[n] >> shift & (DIGITS - 1); };
+    for (int w = 0; w < SORT_WARPS; w++) { places[w][d] = 0; }
+    __syncthreads();
+    for (int i = begin + lane; i < end; i += 32) {
+        atomicAdd(&places[warp][digit(position(i))], 1);
     }
-    if (n < N) { order[place] = (int32_t)n; }
+    __syncthreads();
+    int total = 0, place = 0;
+    for (int w = 0; w < SORT_WARPS; w++) { total += places[w][d]; }
+    if (counting) {
+        counts[blockIdx.x * DIGITS] = total;
+        return;
+    }
+    total = gridDim.x > 1 ? 0 : total;
+    for (unsigned b = 0; b < gridDim.x && gridDim.x > 1; b++) { // of this digit, in all blocks
+        const int count = counts[b * DIGITS];
+        total += count;
+        place += b < blockIdx.x ? count : 0;
+    }
+    int below = total; // of this digit or a lower one of this warp, then of lower ones
+    for (int by = 1; by < 32; by *= 2) {
+        const int other = __shfl_sync(ALL_LANES, below, lane - by);
+        below += lane >= by ? other : 0;
+    }
+    if (lane == 31) { sums[warp] = below; }
+    __syncthreads();
+    place += below - total;
+    for (int w = 0; w < warp; w++) { place += sums[w]; }
+    for (int w = 0; w < SORT_WARPS; w++) { // where the warp's first entry of this digit goes
+        const int count = places[w][d];
+        places[w][d] = place;
+        place += count;
+    }
+    __syncthreads();
+    for (int first = begin; first < end; first += 32) {
+        const bool there = first + lane < end;
+        const int n = there ? position(first + lane) : 0, mine = there ? digit(n) : 0;
+        unsigned equal = __ballot_sync(ALL_LANES, there);
+        UNROLL for (int b = 0; b < DIGIT_BITS; b++) {
+            const unsigned ones = __ballot_sync(ALL_LANES, mine >> b & 1);
+            equal &= mine >> b & 1 ? ones : ~ones;
+        }
+        const int before = __popc(equal & ((1u << lane) - 1));
+        if (there) { to[places[warp][mine] + before] = n; }
+        __syncwarp();
+        if (there && before == 0) { places[warp][mine] += __popc(equal); }
+        __syncwarp();
+    }
 }
-__device__ float factor_of_sample(const float *factors, int64_t b) {
+// What order_tokens() needs for a row of N tokens, in numbers: the order, the same before its last
+// step, the counts of several blocks.
+static inline int64_t order_numbers(int64_t N) {
+    return 2 * N + (N > SORT_BLOCK ? ceil_div(N, SORT_BLOCK) * DIGITS : 0);
+}
+// Tokens are below `most`. Returns the order, which is at the begin of the room.
+static inline const int32_t *order_tokens(Stream *s, int32_t *room, const int32_t *tokens,
+                                          int64_t rows, int64_t N, int64_t most) {
+    int32_t *other = room + rows * N, *counts = other + rows * N, *from = NULL;
+    int steps = 1;
+    while (most > (int64_t)1 << steps * DIGIT_BITS) { steps++; }
+    assert((char *)(room + rows * order_numbers(N)) <= (char *)s->workspace + s->workspace_bytes);
+    const dim3 grid(blocks_for(N, SORT_BLOCK), (unsigned)rows);
+    for (int step = 0; step < steps; step++) {
+        int32_t *to = (steps - step) % 2 ? room : other;
+        for (int counting = N > SORT_BLOCK; counting >= 0; counting--) {
+            launch_with(s, order_tokens_kernel, grid, DIGITS, 0, to, from, counts, tokens, (int)N,
+                        step * DIGIT_BITS, counting);
+        }
+        from = to;
+    }
+    return room;
+}
+__device__ float factor_of_sample(const float *factors, int b) {
     return factors ? factors[b] : 1.0f;
 }
-// A block takes entry blockIdx.x of the order. If it is the first entry of its token, the block
-// adds all positions of this token, one after another.
-template <class R>
-__global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens,
-                                              const int32_t *order, const float *factors, int64_t N,
-                                              int64_t T, int64_t C) {
-    const int64_t first = blockIdx.x, c = (int64_t)blockIdx.y * THREADS + threadIdx.x;
-    const int32_t token = tokens[order[first]];
-    if (c >= C || (first && tokens[order[first - 1]] == token)) { return; }
-    float sum = dwte[token * C + c];
-    for (int64_t i = first; i < N && tokens[order[i]] == token; i++) {
-        const float factor = factor_of_sample(factors, order[i] / T);
-        if (factor != 0.0f) { sum += factor * read(dout + order[i] * C + c); }
+// Adds factor(k) times the EACH channels from dout + row(k) * C on, for k < ROWS, in this order. A
+// row whose factor is 0 adds nothing, whatever it holds.
+template <int ROWS, int EACH, class R, class Row, class Factor>
+__device__ void add_rows(float *sum, const R *dout, int64_t C, Row row, Factor factor) {
+    typedef typename Vector<EACH, R>::Part Part;
+    Part part[ROWS];
+    UNROLL for (int k = 0; k < ROWS; k++) { part[k] = *(const Part *)(dout + row(k) * C); }
+    UNROLL for (int k = 0; k < ROWS; k++) {
+        const float by = factor(k);
+        UNROLL for (int j = 0; j < EACH; j++) {
+            if (by != 0.0f) { sum[j] += by * read(&part[k].x[j]); }
+        }
     }
-    dwte[token * C + c] = sum;
 }
-template <class R>
-__global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, const float *factors,
-                                              int64_t rows, int64_t T, int64_t C) {
-    const int64_t i = thread_index(); // (t, c)
-    if (i >= T * C) { return; }
-    float sum = dwpe[i];
-    for (int64_t b = 0; b < rows; b++) {
-        const float factor = factor_of_sample(factors, b);
-        if (factor != 0.0f) { sum += factor * read(dout + b * T * C + i); }
+// A lane's entry of the order; token -1: there is none.
+struct Entry {
+    int32_t position, token;
+    float factor;
+};
+__device__ int32_t position_at(const int32_t *order, int i, int N) { return i < N ? order[i] : -1; }
+__device__ Entry entry_of(int32_t position, const int32_t *tokens, const float *factors, int T) {
+    if (position < 0) { return {0, -1, 0.0f}; }
+    return {position, tokens[position], factor_of_sample(factors, position / T)};
+}
+// A warp takes 32 entries of the order, and 32 EACH channels. Of each token whose first entry is
+// among them, it adds all positions, one after another.
+template <int EACH, class R>
+__global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens,
+                                              const int32_t *order, const float *factors, int N,
+                                              int T, int64_t C) {
+    const int lane = (int)threadIdx.x % 32, begin = (int)warp_index() * 32;
+    const int64_t c = ((int64_t)blockIdx.y * 32 + lane) * EACH;
+    const Entry mine = entry_of(position_at(order, begin + lane, N), tokens, factors, T);
+    const int32_t second = position_at(order, begin + 32 + lane, N);
+    int32_t before = __shfl_sync(ALL_LANES, mine.token, lane - 1);
+    if (lane == 0) { before = begin && begin < N ? tokens[order[begin - 1]] : -1; }
+    const unsigned firsts = __ballot_sync(ALL_LANES, mine.token != before);
+    dout += c < C ? c : 0; // every lane takes part in exchanges
+    for (int at = 0; at < 32; at++) {
+        const int32_t token = __shfl_sync(ALL_LANES, mine.token, at);
+        if (!(firsts >> at & 1) || token < 0) { continue; }
+        float sum[EACH], *to = dwte + token * C + c;
+        if (c < C) { read_numbers<EACH>(sum, to, EACH); }
+        Entry now = mine, next = mine;
+        int32_t later = second; // is read long before it is needed
+        for (int k = at, entry = begin + 32 + lane, end = 32; end == 32; k = 0, now = next) {
+            end = k + __popc(__ballot_sync(ALL_LANES, now.token == token));
+            if (end == 32) {
+                next = entry_of(later, tokens, factors, T);
+                later = position_at(order, entry += 32, N);
+            }
+            const auto row = [&](int i) {
+                return (int64_t)__shfl_sync(ALL_LANES, now.position, k + i);
+            };
+            const auto factor = [&](int i) { return __shfl_sync(ALL_LANES, now.factor, k + i); };
+            for (; k + 16 <= end; k += 16) { add_rows<16, EACH>(sum, dout, C, row, factor); }
+            for (; k + 4 <= end; k += 4) { add_rows<4, EACH>(sum, dout, C, row, factor); }
+            for (; k < end; k++) { add_rows<1, EACH>(sum, dout, C, row, factor); }
+        }
+        if (c < C) { write_numbers<EACH>(to, sum, EACH); }
     }
-    dwpe[i] = sum;
+}
+// A thread takes EACH channels of a position.
+template <int EACH, class R>
+__global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, const float *factors,
+                                              int rows, int64_t n) {
+    const int64_t i = thread_index() * EACH;
+    if (i >= n) { return; }
+    float sum[EACH];
+    read_numbers<EACH>(sum, dwpe + i, EACH);
+    int b = 0;
+    const auto row = [&](int k) { return b + k; };
+    const auto factor = [&](int k) { return factor_of_sample(factors, b + k); };
+    for (; b + 8 <= rows; b += 8) { add_rows<8, EACH>(sum, dout + i, n, row, factor); }
+    for (; b < rows; b++) { add_rows<1, EACH>(sum, dout + i, n, row, factor); }
+    write_numbers<EACH>(dwpe + i, sum, EACH);
+}
+template <int EACH>
+static inline void embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
+                                      const int32_t *tokens, const float *factors, int64_t rows,
+                                      int64_t T, int64_t C, int64_t Vp) {
+    const int64_t N = rows * T;
+    if (dwte) {
+        const int32_t *order = order_tokens(s, (int32_t *)scratch(s), tokens, 1, N, Vp);
+        const dim3 grid(blocks_for(N, THREADS), blocks_for(C, 32 * EACH));
+        FOR_REAL(launch(s, embedding_backward_wte_kernel<EACH, R>, grid, dwte, dout, tokens, order,
+                        factors, (int)N, (int)T, C));
+    }
+    if (dwpe) {
+        FOR_REAL(launch(s, embedding_backward_wpe_kernel<EACH, R>,
+                        blocks_for(T * C, THREADS * EACH), dwpe, dout, factors, (int)rows, T * C));
+    }
 }
 static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
                                           const int32_t *tokens, const float *factors, int64_t rows,
                                           int64_t T, int64_t C, int64_t Vp, int64_t maxT,
                                           bool accumulate_wte, bool accumulate_wpe) {
-    const int64_t N = rows * T;
     if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     if (dwpe && !accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
-    if (N == 0) { return; }
-    if (dwte) {
-        int32_t *order = (int32_t *)scratch(s);
-        assert(N * (int64_t)sizeof *order <= scratch_bytes(s));
-        launch(s, order_tokens_kernel, blocks_for(N, THREADS), order, tokens, N);
-        const dim3 grid((unsigned)N, blocks_for(C, THREADS));
-        LAUNCH_REAL(s, embedding_backward_wte_kernel, grid, dwte, dout, tokens, order, factors, N,
-                    T, C);
-    }
-    if (dwpe) {
-        LAUNCH_REAL(s, embedding_backward_wpe_kernel, blocks_for(T * C, THREADS), dwpe, dout,
-                    factors, rows, T, C);
-    }
+    if (rows * T == 0) { return; }
+    const bool fours = C % 4 == 0 && alignment_of(dout) >= 4 * ops_real_bytes();
+    (fours ? embedding_backward<4> : embedding_backward<1>)(s, dwte, dwpe, dout, tokens, factors,
+                                                            rows, T, C, Vp);
 }
 
 // --- sums over rows, in two steps: partial sums of groups of rows, then their sum in order -------
 // For part p = blockIdx.y, sums over rows p * each .. (p + 1) * each - 1. weights[p * stride + c] =
 // the sum of dout * (in - mean) * rstd; biases[p * stride + c] = the sum of dout. Each may be NULL;
 // without weights, in may be NULL, too. mean NULL: 0.
-enum { COLUMN_ROWS = 8 }; // rows that a block adds side by side
+enum { COLUMN_ROWS = 8, WIDE = 4 }; // rows that a block adds side by side; columns of a thread
 template <class R>
 __global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout,
                                        const R *in, const float *mean, const float *rstd, int64_t N,
                                        int64_t C, int64_t each) {
+    __shared__ float sums[2][COLUMN_ROWS][32 * WIDE];
+    const int64_t c = ((int64_t)blockIdx.x * 32 + threadIdx.x) * WIDE,
+                  end = c < C ? least((blockIdx.y + 1) * each, N) : 0;
+    float weight[WIDE] = {}, bias[WIDE] = {}, dy[WIDE], x[WIDE];
+    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
+        read_numbers<WIDE>(dy, dout + n * C + c, C - c);
+        if (in) {
+            const float m = mean ? mean[n] : 0.0f, r = rstd[n];
+            read_numbers<WIDE>(x, in + n * C + c, C - c);
+            UNROLL for (int j = 0; j < WIDE; j++) { weight[j] += dy[j] * ((x[j] - m) * r); }
+        }
+        UNROLL for (int j = 0; j < WIDE; j++) { bias[j] += dy[j]; }
+    }
+    write_numbers<WIDE>(&sums[0][threadIdx.y][threadIdx.x * WIDE], weight, WIDE);
+    write_numbers<WIDE>(&sums[1][threadIdx.y][threadIdx.x * WIDE], bias, WIDE);
+    __syncthreads();
+    // Each thread finishes a column of the weights, or of the biases.
+    const int thread = (int)(threadIdx.y * 32 + threadIdx.x), column = thread % (32 * WIDE);
+    const int64_t to = (int64_t)blockIdx.x * 32 * WIDE + column;
+    float total = 0.0f, *sum = thread < 32 * WIDE ? weights : biases;
+    if (to >= C || !sum) { return; }
+    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[thread / (32 * WIDE)][y][column]; }
+    sum[blockIdx.y * stride + to] = total;
+}
+static_assert(2 * WIDE == COLUMN_ROWS, "a thread for each column, of weights and of biases");
+// A block adds the parts of 32 columns, those of COLUMN_ROWS parts side by side.
+__global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
+                                     int64_t parts, int64_t C, bool accumulate) {
     __shared__ float sums[2][COLUMN_ROWS][32];
-    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x,
-                  end = least((blockIdx.y + 1) * each, N);
+    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    const int which = threadIdx.y;
     float weight = 0.0f, bias = 0.0f;
-    for (int64_t n = blockIdx.y * each + threadIdx.y; n < end && c < C; n += COLUMN_ROWS) {
-        const float dy = read(dout + n * C + c);
-        if (in) { weight += dy * ((read(in + n * C + c) - (mean ? mean[n] : 0.0f)) * rstd[n]); }
-        bias += dy;
+    for (int64_t p = threadIdx.y; p < parts && c < C; p += COLUMN_ROWS) {
+        weight += partials[2 * p * C + c];
+        bias += partials[(2 * p + 1) * C + c];
     }
     sums[0][threadIdx.y][threadIdx.x] = weight;
     sums[1][threadIdx.y][threadIdx.x] = bias;
     __syncthreads();
-    if (threadIdx.y > 1 || c >= C) { return; }
-    // The first row of threads finishes the weights, the second the biases.
-    float total = 0.0f, *to = threadIdx.y ? biases : weights;
-    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[threadIdx.y][y][threadIdx.x]; }
-    if (to) { to[blockIdx.y * stride + c] = total; }
-}
-__global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials,
-                                     int64_t parts, int64_t C, bool accumulate) {
-    const int64_t c = thread_index();
-    if (c >= C) { return; }
-    float weight = accumulate && dweight ? dweight[c] : 0.0f,
-          bias = accumulate && dbias ? dbias[c] : 0.0f;
-    for (int64_t p = 0; p < parts; p++) {
-        weight += partials[2 * p * C + c];
-        bias += partials[(2 * p + 1) * C + c];
-    }
-    if (dweight) { dweight[c] = weight; }
-    if (dbias) { dbias[c] = bias; }
+    float *to = which == 0 ? dweight : which == 1 ? dbias : NULL;
+    if (!to || c >= C) { return; }
+    float total = accumulate ? to[c] : 0.0f;
+    for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[which][y][threadIdx.x]; }
+    to[c] = total;
 }
 static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride,
                                    const Real *dout, const Real *in, const float *mean,
                                    const float *rstd, int64_t N, int64_t C, int64_t parts,
                                    int64_t each) {
-    const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
+    const dim3 grid(blocks_for(C, 32 * WIDE), (unsigned)parts), block(32, COLUMN_ROWS);
     FOR_REAL(launch_with(s, column_partials_kernel<R>, grid, block, 0, weights, biases, stride,
                          dout, in, mean, rstd, N, C, each));
+}
+static inline void column_finish(Stream *s, float *dweight, float *dbias, const float *partials,
+                                 int64_t parts, int64_t C, bool accumulate) {
+    const dim3 block(32, COLUMN_ROWS);
+    launch_with(s, column_finish_kernel, blocks_for(C, 32), block, 0, dweight, dbias, partials,
+                parts, C, accumulate);
 }
 static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout,
                                const Real *in, const float *mean, const float *rstd, int64_t N,
@@ -159,31 +315,87 @@ static inline void column_sums(Stream *s, float *dweight, float *dbias, const Re
                   parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
     column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
-    launch(s, column_finish_kernel, blocks_for(C, THREADS), dweight, dbias, partials, parts, C,
-           accumulate);
+    column_finish(s, dweight, dbias, partials, parts, C, accumulate);
 }
 
-// --- layernorm: one warp per row -----------------------------------------------------------------
+// --- norms: one warp per row ---------------------------------------------------------------------
+// A lane takes EACH numbers of a row at a time. What it reads more than once, it keeps in shared
+// memory, where a block has room for it. It reads only what it wrote, so no barrier is needed.
+enum { KEPT_MOST = 96 << 10 }; // bytes; the GPUs with the least let a block have 99 KB
+// Returns the elements of a row that is kept, with `rows` of them for each warp; 0: there is no room.
+static inline int kept_width(int rows, int64_t C) {
+    const int64_t width = round_up(C, EACH);
+    return rows * width * WARPS * (int64_t)ops_real_bytes() <= KEPT_MOST ? (int)width : 0;
+}
+#define LAUNCH_NORM(s, kernel, rows, N, C, ...)                                                    \
+    FOR_REAL(launch_with(s, kernel<R>, blocks_for(N, WARPS), THREADS,                              \
+                         (rows)*WARPS *kept_width(rows, C) * (int)sizeof(R), __VA_ARGS__, N, C,    \
+                         kept_width(rows, C)))
+// A row of `a`; or, with b, the sum of their rows, which is written.
+template <class R> struct NormRow {
+    const R *a, *b;
+    R *sum, *kept;
+    int64_t C;
+    __device__ void read_first(float *x, int64_t c) const {
+        float y[EACH];
+        read_numbers<EACH>(x, a + c, C - c);
+        if (b) {
+            read_numbers<EACH>(y, b + c, C - c);
+            UNROLL for (int j = 0; j < EACH; j++) { x[j] = rounded<R>(x[j] + y[j]); }
+            write_numbers<EACH>(sum + c, x, C - c);
+        }
+        if (kept) { write_numbers<EACH>(kept + c, x, EACH); }
+    }
+    __device__ void read_again(float *x, int64_t c, float padding = 0.0f) const {
+        read_numbers<EACH>(x, (kept ? kept : b ? sum : a) + c, C - c, padding);
+    }
+};
+// Row n of (N, C); the warp's kept row number `number`.
+template <class R>
+__device__ NormRow<R> norm_row(R *sum, const R *a, const R *b, int64_t n, int64_t C, int number,
+                               int width) {
+    DYNAMIC_SHARED(R, kept);
+    NormRow<R> row = {a + n * C, b, sum, NULL, C};
+    if (b) {
+        row.b += n * C;
+        row.sum += n * C;
+    }
+    if (width) { row.kept = kept + (number * WARPS + (int)threadIdx.x / 32) * width; }
+    return row;
+}
+template <class R>
+__device__ NormRow<R> norm_row(const R *a, int64_t n, int64_t C, int number, int width) {
+    return norm_row((R *)NULL, a, (const R *)NULL, n, C, number, width);
+}
+__device__ int64_t norm_begin() { return threadIdx.x % 32 * EACH; }
+enum { NORM_STEP = 32 * EACH };
+
 template <class R>
 __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const R *a, const R *b,
-                                 const R *weight, const R *bias, int64_t N, int64_t C) {
-    const int64_t n = warp_index(), lane = threadIdx.x % 32;
+                                 const R *weight, const R *bias, int64_t N, int64_t C, int width) {
+    const int64_t n = warp_index();
     if (n >= N) { return; } // whole warps return
-    const R *x = a + n * C;
-    for (int64_t c = lane; c < C && b; c += 32) {
-        write(sum + n * C + c, read(x + c) + read(b + n * C + c));
+    const NormRow<R> row = norm_row(sum, a, b, n, C, 0, width);
+    float x[EACH], w[EACH], y[EACH], total = 0.0f, squares = 0.0f;
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_first(x, c);
+        UNROLL for (int j = 0; j < EACH; j++) { total += x[j]; }
     }
-    if (b) { x = sum + n * C; } // each lane reads only what it wrote
-    float total = 0.0f, squares = 0.0f;
-    for (int64_t c = lane; c < C; c += 32) { total += read(x + c); }
     const float m = warp_sum(total) / (float)C;
     // The mean is subtracted first, which avoids cancellation.
-    for (int64_t c = lane; c < C; c += 32) { squares += (read(x + c) - m) * (read(x + c) - m); }
-    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
-    for (int64_t c = lane; c < C; c += 32) {
-        write(out + n * C + c, (read(x + c) - m) * r * read(weight + c) + read(bias + c));
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_again(x, c, m);
+        UNROLL for (int j = 0; j < EACH; j++) { squares += (x[j] - m) * (x[j] - m); }
     }
-    if (lane == 0) {
+    const float r = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        row.read_again(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        read_numbers<EACH>(y, bias + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) { y[j] += (x[j] - m) * r * w[j]; }
+        write_numbers<EACH>(out + n * C + c, y, C - c);
+    }
+    if (threadIdx.x % 32 == 0) {
         mean[n] = m;
         rstd[n] = r;
     }
@@ -191,38 +403,46 @@ __global__ void layernorm_kernel(R *out, float *mean, float *rstd, R *sum, const
 static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum,
                                          const Real *a, const Real *b, const Real *weight,
                                          const Real *bias, int64_t N, int64_t C) {
-    LAUNCH_REAL(s, layernorm_kernel, blocks_for(N, WARPS), out, mean, rstd, sum, a, b, weight, bias,
-                N, C);
+    LAUNCH_NORM(s, layernorm_kernel, 1, N, C, out, mean, rstd, sum, a, b, weight, bias);
 }
 
 // With h = (x - mean) rstd and g = dout * weight: dx = rstd (g - average(g) - h average(g h)).
 template <class R>
-__global__ void layernorm_backward_kernel(R *din, const R *dout, const R *in, const R *weight,
-                                          const float *mean, const float *rstd, int64_t N,
-                                          int64_t C) {
-    const int64_t n = warp_index(), lane = threadIdx.x % 32;
+__global__ void layernorm_backward_kernel(R *din, const R *before, const R *dout, const R *in,
+                                          const R *weight, const float *mean, const float *rstd,
+                                          int64_t N, int64_t C, int width) {
+    const int64_t n = warp_index();
     if (n >= N) { return; }
-    const R *dy = dout + n * C, *x = in + n * C;
+    const NormRow<R> dy_row = norm_row(dout, n, C, 0, width), x_row = norm_row(in, n, C, 1, width);
     const float m = mean[n], r = rstd[n];
-    float g_sum = 0.0f, gh_sum = 0.0f;
-    for (int64_t c = lane; c < C; c += 32) {
-        const float g = read(dy + c) * read(weight + c);
-        g_sum += g;
-        gh_sum += g * ((read(x + c) - m) * r);
+    float dy[EACH], x[EACH], w[EACH], to[EACH] = {}, g_sum = 0.0f, gh_sum = 0.0f;
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        dy_row.read_first(dy, c);
+        x_row.read_first(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) {
+            g_sum += dy[j] * w[j];
+            gh_sum += dy[j] * w[j] * ((x[j] - m) * r);
+        }
     }
     const float g_mean = warp_sum(g_sum) / (float)C, gh_mean = warp_sum(gh_sum) / (float)C;
-    for (int64_t c = lane; c < C; c += 32) {
-        const float dx =
-            r * (read(dy + c) * read(weight + c) - g_mean - (read(x + c) - m) * r * gh_mean);
-        write(din + n * C + c, read(din + n * C + c) + dx);
+    for (int64_t c = norm_begin(); c < C; c += NORM_STEP) {
+        if (before) { read_numbers<EACH>(to, before + n * C + c, C - c); }
+        dy_row.read_again(dy, c);
+        x_row.read_again(x, c);
+        read_numbers<EACH>(w, weight + c, C - c);
+        UNROLL for (int j = 0; j < EACH; j++) {
+            const float dx = r * (dy[j] * w[j] - g_mean - (x[j] - m) * r * gh_mean);
+            x[j] = (before ? to[j] : 0.0f) + dx;
+        }
+        write_numbers<EACH>(din + n * C + c, x, C - c);
     }
 }
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout,
-                                                const Real *in, const Real *weight,
-                                                const float *mean, const float *rstd, int64_t N,
-                                                int64_t C) {
-    LAUNCH_REAL(s, layernorm_backward_kernel, blocks_for(N, WARPS), din, dout, in, weight, mean,
-                rstd, N, C);
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *before,
+                                                const Real *dout, const Real *in,
+                                                const Real *weight, const float *mean,
+                                                const float *rstd, int64_t N, int64_t C) {
+    LAUNCH_NORM(s, layernorm_backward_kernel, 2, N, C, din, before, dout, in, weight, mean, rstd);
 }
 static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias,
                                                  const Real *dout, const Real *in,
@@ -237,22 +457,17 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
 __device__ float gelu_power(float x) {
     return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 88.0f));
 }
-template <class R> __global__ void gelu_kernel(R *out, const R *in, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { write(out + i, read(in + i) / (1.0f + gelu_power(read(in + i)))); }
-}
-__global__ void add_kernel(float *to, const float *x, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { to[i] += x[i]; }
-}
-// d *= GELU'(pre_gelu)
-template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) {
-    const int64_t i = thread_index();
-    if (i >= n) { return; }
-    const float x = read(pre_gelu + i), e = gelu_power(x), sigmoid = 1.0f / (1.0f + e);
-    write(d + i, read(d + i) * (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f *
-                                              (1.0f + 0.134145f * x * x)));
-}
+struct Gelu {
+    __device__ float operator()(float x, float) const { return x / (1.0f + gelu_power(x)); }
+};
+// d GELU'(x)
+struct GeluBackward {
+    __device__ float operator()(float d, float x) const {
+        const float e = gelu_power(x), sigmoid = 1.0f / (1.0f + e);
+        return d *
+               (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x));
+    }
+};
 
 // The library's GELU is used in bf16 only. Its accuracy is not documented, and the hardware's tanh,
 // which it may use, has 11 bits. The library may not offer an epilogue (GELU needs pre_gelu with
@@ -267,7 +482,7 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     if (gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
     x.d = out;
     plain_matmul(s, &x, bias);
-    if (gelu) { LAUNCH_REAL(s, gelu_kernel, blocks_for(N * OC, THREADS), gelu, out, N * OC); }
+    if (gelu) { map_reals(s, Gelu(), gelu, out, NULL, N * OC); }
 }
 static inline void ops_vector_forward(Stream *s, Real *out, Real *gelu, const Real *in,
                                       const Real *weight, const Real *bias, int64_t C, int64_t OC) {
@@ -281,9 +496,7 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
     const Product x = {.m = C, .n = N, .k = OC, .d = din, .a = weight, .b = dout};
     if (pre_gelu && gpu_real == DTYPE_BF16 && matmul(s, &x, fused)) { return; }
     plain_matmul(s, &x, NULL);
-    if (pre_gelu) {
-        LAUNCH_REAL(s, gelu_backward_kernel, blocks_for(N * C, THREADS), din, pre_gelu, N * C);
-    }
+    if (pre_gelu) { map_reals(s, GeluBackward(), din, din, pre_gelu, N * C); }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias,
                                               const Real *dout, const Real *in, int64_t N,
@@ -313,12 +526,8 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
     plain_matmul(s, &x, NULL);
 }
 
-template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {
-    const int64_t i = thread_index();
-    if (i < n) { write(out + i, read(a + i) + read(b + i)); }
-}
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
-    LAUNCH_REAL(s, residual_kernel, blocks_for(n, THREADS), out, a, b, n);
+    map_reals(s, Add(), out, a, b, n);
 }
 
 // parts of this file
@@ -328,45 +537,95 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 #include "ops/cuda/heads_cuda.cuh" // rotary positions, norms of heads
 
 // --- classifier: a chunk of rows at a time -------------------------------------------------------
-// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row.
-template <class R>
-__global__ void classifier_kernel(float *losses, R *logits, const int32_t *targets, int64_t V,
-                                  int64_t Vp, float scale, float softcap, bool gradient) {
+enum { CLASSIFIER_THREADS = 512, AHEAD = 4 };
+// Calls f(i, part i) for those of the parts first .. n - 1 that fall to this thread. It reads AHEAD
+// parts at once.
+template <class Part, class F> __device__ void for_parts(const Part *from, int first, int n, F f) {
+    for (int i = first + (int)threadIdx.x; i < n; i += AHEAD * CLASSIFIER_THREADS) {
+        Part part[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            if (i + k * CLASSIFIER_THREADS < n) { part[k] = from[i + k * CLASSIFIER_THREADS]; }
+        }
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            if (i + k * CLASSIFIER_THREADS < n) { f(i + k * CLASSIFIER_THREADS, part[k]); }
+        }
+    }
+}
+// *sum is a sum of powers 2^(x log2(e) - *top), where *top is the largest x log2(e) so far. Adds N.
+template <int N, class R>
+__device__ void add_powers(float *top, float *sum, const R *numbers, float softcap) {
+    float x[N], most = -FLT_MAX;
+    UNROLL for (int j = 0; j < N; j++) {
+        x[j] = capped(read(numbers + j), softcap);
+        most = fmaxf(most, x[j]);
+    }
+    most = fmaxf(*top, LOG2_E * most);
+    *sum *= power_of_2(*top - most);
+    UNROLL for (int j = 0; j < N; j++) { *sum += power_of_2(fmaf(x[j], LOG2_E, -most)); }
+    *top = most;
+}
+// Turns the logits(rows, Vp) of a chunk into their gradient, in place. A block takes a row, reads
+// it once, and keeps its first `kept` parts of 16 bytes for the second pass. A row that is not
+// aligned to 16 bytes is read number by number.
+template <bool CAPPED, class R>
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
+    classifier_kernel(float *losses, R *logits, const int32_t *targets, int V, int Vp, float scale,
+                      float softcap, bool gradient, int kept) {
+    enum { EACH = 16 / sizeof(R) };
+    typedef typename Vector<EACH, R>::Part Part;
+    DYNAMIC_SHARED(Part, copy);
     R *row = logits + (int64_t)blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
-    // read before any thread writes the row: there are barriers in between
-    const float of_target = target < 0 ? 0.0f : capped(read(row + target), softcap);
-    float top = -INFINITY, sum = 0.0f;
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
-        top = fmaxf(top, capped(read(row + v), softcap));
+    const float cap = CAPPED ? softcap : 0.0f,
+                of_target = target < 0 ? 0.0f : capped(read(row + target), cap);
+    const int columns = target < 0 ? 0 : V, parts = lies_in_parts<EACH>(row) ? columns / EACH : 0,
+              rest = parts * EACH + (int)threadIdx.x; // this thread's first number after the parts
+    float top = -FLT_MAX, sum = 0.0f;
+    for_parts((const Part *)row, 0, parts, [&](int i, const Part &part) {
+        if (i < kept) { copy[i] = part; }
+        add_powers<EACH>(&top, &sum, part.x, cap);
+    });
+    for (int v = rest; v < columns; v += CLASSIFIER_THREADS) {
+        add_powers<1>(&top, &sum, row + v, cap);
     }
-    top = block_reduce(top, true);
-    for (int64_t v = threadIdx.x; v < V; v += THREADS) {
-        sum += expf(capped(read(row + v), softcap) - top);
+    const float most = block_reduce(top, true),
+                lse = most + log2f(block_reduce(sum * power_of_2(top - most), false));
+    if (threadIdx.x == 0) { losses[blockIdx.x] = target < 0 ? 0.0f : lse / LOG2_E - of_target; }
+    if (!gradient) { return; }
+    const auto slope = [&](float logit, float is_target) {
+        return scale * (power_of_2(fmaf(logit, LOG2_E, -lse)) - is_target) * cap_slope(logit, cap);
+    };
+    const auto put = [&](int i, Part part) {
+        UNROLL for (int j = 0; j < EACH; j++) {
+            write(&part.x[j], slope(capped(read(&part.x[j]), cap), 0.0f));
+        }
+        ((Part *)row)[i] = part;
+    };
+    for_parts(copy, 0, (int)least(kept, parts), put);
+    for_parts((const Part *)row, kept, parts, put);
+    for (int v = rest; v < Vp; v += CLASSIFIER_THREADS) {
+        write(row + v, v < columns ? slope(capped(read(row + v), cap), 0.0f) : 0.0f);
     }
-    const float lse = top + logf(block_reduce(sum, false));
-    if (threadIdx.x == 0) { losses[blockIdx.x] = target < 0 ? 0.0f : lse - of_target; }
-    for (int64_t v = threadIdx.x; v < Vp && gradient; v += THREADS) {
-        const bool counts = v < V && target >= 0;
-        const float logit = counts ? capped(read(row + v), softcap) : 0.0f;
-        write(row + v, counts ? scale * (expf(logit - lse) - (v == target ? 1.0f : 0.0f)) *
-                                    cap_slope(logit, softcap)
-                              : 0.0f);
-    }
+    __syncthreads();
+    if (threadIdx.x == 0 && target >= 0) { write(row + target, slope(of_target, 1.0f)); }
 }
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits,
                                   const Real *x, const Real *wte, const int32_t *targets, int64_t N,
                                   int64_t each, int64_t C, int64_t V, int64_t Vp, float scale,
                                   float softcap, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    const int64_t capacity = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
+    const int64_t real = (int64_t)ops_real_bytes(),
+                  capacity = dlogits ? N : scratch_bytes(s) / (Vp * real);
+    const int kept = (int)min_i64(V * real, LOGITS_KEPT) / 16;
     for (int64_t n = 0, rows; n < N; n += rows) {
         rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, capacity), N - n), each - n % each);
         Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
-        assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
+        assert(dlogits || rows * Vp * real <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
-        LAUNCH_REAL(s, classifier_kernel, (unsigned)rows, losses + n, logits, targets + n, V, Vp,
-                    scale, softcap, dx || dwte || dlogits);
+        FOR_REAL(launch_with(
+            s, softcap > 0.0f ? classifier_kernel<true, R> : classifier_kernel<false, R>,
+            (unsigned)rows, CLASSIFIER_THREADS, 16 * kept, losses + n, logits, targets + n, (int)V,
+            (int)Vp, scale, softcap, dx || dwte || dlogits, kept));
         if (dwte) {
             ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits,
                                        real_at_const(x, n * C), rows, C, Vp,
@@ -384,7 +643,7 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(ops_widest(shape), shape.Vp),
                   real = (int64_t)ops_real_bytes();
-    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4,
+    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = order_numbers(N) * 4,
                   attention = attention_scratch_bytes(shape),
                   logits = min_i64(min_i64(N, CLASSIFIER_ROWS), shape.logits) * shape.Vp * real;
     return (size_t)(MATMUL_WORKSPACE +
@@ -430,12 +689,12 @@ static inline void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o) {
     launch(s, muon_kernel, blocks_for(u.n, THREADS), u, o);
 }
 
-// The result has the same bits as on the CPU. Element e of a chunk is added to the sum of lane e
-// mod 32, and the sums of the lanes are added in order; the square of an fp32 number is exact in
-// fp64. A warp takes SQUARE_CHUNKS chunks at a time; afterwards each lane finishes one of them. The
-// chunks' terms are added as integers, which needs no order: those of a block in shared memory,
-// then those of all blocks in *sum.
-enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
+// The result has the same bits as on the CPU. Element e of a chunk is added to sum e mod 32, and
+// these sums are added in order; the square of an fp32 number is exact in fp64. A warp takes
+// SQUARE_CHUNKS chunks at a time: eight lanes a chunk, each lane four neighbouring sums. Afterwards
+// a lane finishes a chunk. The chunks' terms are added as integers, which needs no order: those of
+// a block in shared memory, then those of all blocks in *sum.
+enum { SQUARE_CHUNKS = 4, SQUARE_BLOCKS = 1024 };
 __device__ void exact_atomic_add(int64_t *limb, int64_t part) {
     if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
 }
@@ -451,7 +710,7 @@ __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int6
                                   int64_t chunks, double scale) {
     __shared__ ExactSum block;
     // 33 columns, so that the lanes of the second part read from different banks
-    __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33];
+    __shared__ double of_sums[WARPS][SQUARE_CHUNKS][33];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }
     if (threadIdx.x == 0) { block.strange = 0; }
@@ -459,19 +718,30 @@ __global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int6
     const int64_t stride = (int64_t)gridDim.x * WARPS * SQUARE_CHUNKS;
     for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * SQUARE_CHUNKS; first < chunks;
          first += stride) {
-        const int count = (int)least(SQUARE_CHUNKS, chunks - first);
-        for (int c = 0; c < count; c++) {
-            const int64_t end = least((first + c + 1) * chunk, n);
-            double squares = 0.0;
-            for (int64_t e = (first + c) * chunk + lane; e < end; e += 32) {
-                squares += (double)x[e] * (double)x[e];
+        const int64_t own = first + lane / 8, end = least((own + 1) * chunk, n);
+        double squares[4] = {0};
+        float y[4];
+        int64_t e = own * chunk + lane % 8 * 4;
+        for (; e + 7 * 32 + 4 <= end && lies_in_parts<4>(x); e += 8 * 32) { // eight at once
+            Vector<4, float>::Part part[8];
+            UNROLL for (int k = 0; k < 8; k++) {
+                part[k] = *(const Vector<4, float>::Part *)(x + e + 32 * k);
             }
-            of_lanes[warp][c][lane] = squares;
+            UNROLL for (int i = 0; i < 32; i++) {
+                squares[i % 4] += (double)part[i / 4].x[i % 4] * (double)part[i / 4].x[i % 4];
+            }
+        }
+        for (; e < end; e += 32) {
+            read_numbers<4>(y, x + e, end - e);
+            UNROLL for (int j = 0; j < 4; j++) { squares[j] += (double)y[j] * (double)y[j]; }
+        }
+        UNROLL for (int j = 0; j < 4; j++) {
+            of_sums[warp][lane / 8][lane % 8 * 4 + j] = squares[j];
         }
         __syncwarp();
-        if (lane < count) {
+        if (lane < SQUARE_CHUNKS && first + lane < chunks) {
             double total = 0.0;
-            for (int l = 0; l < 32; l++) { total += of_lanes[warp][lane][l]; }
+            for (int l = 0; l < 32; l++) { total += of_sums[warp][lane][l]; }
             exact_add_shared(&block, scale * total);
         }
         __syncwarp();
@@ -489,7 +759,7 @@ static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int6
     launch(s, square_sum_kernel, (unsigned)blocks, sum, x, n, chunk, chunks, scale);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
-    launch(s, add_kernel, blocks_for(n, THREADS), out, in, n);
+    launch_map<float, float>(s, Add(), out, out, in, n);
 }
 
 #endif
