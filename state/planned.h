@@ -452,8 +452,8 @@ static inline size_t store_sum_bytes(const StatePlan *s) {
     }
     return round_up(store_bytes(s, STATE_GRADIENT, most), 64);
 }
-// Returns the bytes of the first kinds, up to `end`, of a piece in the file and in a DiskBuffer: its
-// states one after another, each rounded up to DISK_GRAIN.
+// Returns the bytes of the first kinds, up to `end`, of a piece in the file and in a DiskBuffer:
+// its states one after another, each rounded up to DISK_GRAIN.
 static inline int64_t store_stored_before(const StatePlan *s, int storage, int64_t elements,
                                           StateKind end) {
     int64_t bytes = 0;
