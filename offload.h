@@ -61,7 +61,7 @@ static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind k
         (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : !optimizer_keeps(s->optimizer, kind));
     const int64_t elements =
         s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
-    return none ? 0 : elements * (int64_t)sizeof(float);
+    return none ? 0 : store_bytes(s, kind, elements);
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
@@ -119,7 +119,9 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const StatePla
 static inline int64_t offload_disk_frees(const StatePlan *s) {
     int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s));
     for (int i = 0; i < s->model->storages; i++) {
-        bytes += __builtin_popcount(s->rows[i].disk) * store_own_elements(s, i) * sizeof(float);
+        for (int kind = 0; kind < OPTIMIZER_KINDS; kind++) {
+            bytes += (s->rows[i].disk >> kind & 1) * store_bytes(s, kind, store_own_elements(s, i));
+        }
     }
     return bytes;
 }
@@ -281,14 +283,15 @@ static inline bool offload_brings(const StatePlan *s, const Action *a) {
     return a->kind == ACT_PREFETCH && !a->secondary &&
            store_on_host(s, STATE_PARAMETERS, a->storage);
 }
-// Returns the bytes that an update copies for each element of a storage. second: with the second
-// part of the update (state/matrices.h).
-static inline HostTraffic offload_element_bytes(const StatePlan *s, int storage, bool second) {
+// Returns the bytes that an update copies for n elements of a storage. second: with the second part
+// of the update (state/matrices.h).
+static inline HostTraffic offload_update_bytes(const StatePlan *s, int storage, int64_t n,
+                                               bool second) {
     PiecePart parts[PIECE_PARTS];
     HostTraffic bytes = {0, 0};
     for (int k = store_piece_parts(s, storage, second, parts) - 1; k >= 0; k--) {
-        bytes.to_device += parts[k].in ? parts[k].size : 0;
-        bytes.to_host += parts[k].out ? parts[k].size : 0;
+        bytes.to_device += parts[k].in ? store_bytes(s, parts[k].kind, n) : 0;
+        bytes.to_host += parts[k].out ? store_bytes(s, parts[k].kind, n) : 0;
     }
     return bytes;
 }
@@ -298,19 +301,19 @@ static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *st
     HostTraffic t = {0, 0};
     for (int i = 0; i < s->model->storages; i++) {
         for (int second = 0; second < (store_in_parts(s, i) ? 2 : 1); second++) {
-            const HostTraffic each = offload_element_bytes(s, i, second);
-            t.to_device += store_own_elements(s, i) * each.to_device;
-            t.to_host += store_own_elements(s, i) * each.to_host;
+            const HostTraffic all = offload_update_bytes(s, i, store_own_elements(s, i), second);
+            t.to_device += all.to_device;
+            t.to_host += all.to_host;
         }
     }
     for (int i = 0; i < step->count; i++) {
         const Action *a = &step->actions[i];
         const int64_t own = a->storage >= 0 ? store_own_elements(s, a->storage) : 0;
-        t.to_device += a->kind == ACT_FETCH_SUM     ? own * (int64_t)sizeof(float)
-                       : offload_brings(s, a)       ? own * (int64_t)dtype_size(s->dtype)
+        t.to_device += a->kind == ACT_FETCH_SUM     ? store_bytes(s, STATE_GRADIENT, own)
+                       : offload_brings(s, a)       ? store_bytes(s, STATE_PARAMETERS, own)
                        : a->kind == ACT_FETCH_STASH ? (int64_t)block_bytes
                                                     : 0;
-        t.to_host += a->kind == ACT_EVICT_SUM     ? own * (int64_t)sizeof(float)
+        t.to_host += a->kind == ACT_EVICT_SUM     ? store_bytes(s, STATE_GRADIENT, own)
                      : a->kind == ACT_EVICT_STASH ? (int64_t)block_bytes
                                                   : 0;
     }

@@ -67,14 +67,13 @@ static inline int shared_slot(const StorageRow *row, int storage, const State *x
 // Returns the buffer on the device of the states of a kind; *here: the run has them.
 static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *here) {
     const ZeroPolicy *z = &s->policy;
-    const size_t size = dtype_size(s->dtype);
-    StateBuffer b = {.layout = z->stage >= 1 ? BUFFER_SLICES : BUFFER_FULL, .size = sizeof(float)};
+    StateBuffer b = {.layout = z->stage >= 1 ? BUFFER_SLICES : BUFFER_FULL,
+                     .size = (size_t)state_bytes(kind, s->dtype, 1)};
     *here = true;
     switch (kind) {
     case STATE_MASTER: *here = s->dtype != DTYPE_FP32 || store_delays(s); break;
     case STATE_PARAMETERS:
         b.layout = z->stage >= 3 ? BUFFER_SLOTS : BUFFER_FULL;
-        b.size = size;
         b.travels = true;
         break;
     case STATE_GRADIENT:
@@ -85,13 +84,11 @@ static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *
         *here = z->partition > 1;
         b.layout = BUFFER_SLICES;
         b.cut = SLICES_SECONDARY;
-        b.size = size;
         break;
     case STATE_RECORDS:
         *here = b.travels = z->quantized_weights;
         b.layout = BUFFER_SLOTS;
         b.cut = SLICES_WEIGHTS;
-        b.size = 1;
         break;
     case STATE_ERRORS:
         *here = false;
@@ -99,7 +96,6 @@ static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *
             *here |= z->feedback && row_holds(&s->rows[i]) && s->rows[i].bucket >= 0;
         }
         b.layout = BUFFER_FULL;
-        b.size = sizeof(uint16_t);
         break;
     default: *here = store_keeps_moment(s, kind);
     }

@@ -62,6 +62,12 @@ typedef struct {
 static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) / store->rows[storage].owners->all.n;
 }
+// Returns the bytes of a state of a slice.
+static inline double slice_bytes(const Costs *c, const StatePlan *store, StateKind kind,
+                                 int storage) {
+    return (double)store_bytes(store, kind, gpt_storage_elements(c->model, storage)) /
+           store->rows[storage].owners->all.n;
+}
 // Returns the cost of a move between host and device. It runs in parallel with computing if these
 // memories are separate.
 static inline ActionCost link_cost(const Costs *c, double bytes) {
@@ -93,10 +99,9 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
 static inline ActionCost message_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const ActionCost nothing = {0, 0};
     const ActionCost messages = collectives_cost(c, store, a);
-    ActionCost cost =
-        offload_brings(store, a)
-            ? link_cost(c, slice_elements(c, store, a->storage) * dtype_size(store->dtype))
-            : nothing;
+    ActionCost cost = offload_brings(store, a)
+                          ? link_cost(c, slice_bytes(c, store, STATE_PARAMETERS, a->storage))
+                          : nothing;
     cost.compute_s += quantization_traffic(store, a->storage, a->kind == ACT_REDUCE, a->secondary) /
                       c->rates.bytes_per_s;
     cost.compute_s += messages.compute_s;
@@ -143,16 +148,17 @@ static inline ActionCost store_cost(const Costs *c, const StatePlan *store, cons
 // Returns the cost of moving a piece between host and device.
 static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const bool second = a->use >= store->rows[a->storage].pieces;
-    const HostTraffic all = offload_element_bytes(store, a->storage, second);
+    const int64_t whole = gpt_storage_elements(c->model, a->storage);
+    const HostTraffic all = offload_update_bytes(store, a->storage, whole, second);
     const double bytes = (double)(a->kind == ACT_FETCH ? all.to_device : all.to_host) /
-                         (double)store->rows[a->storage].pieces;
+                         (double)whole / (double)store->rows[a->storage].pieces; // of an element
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
 static inline ActionCost sum_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const double elements = slice_elements(c, store, a->storage);
     const bool adds = store->rows[a->storage].sum == SUM_IS_ADDED && store->sum_bytes;
-    ActionCost cost = link_cost(c, elements * sizeof(float));
+    ActionCost cost = link_cost(c, slice_bytes(c, store, STATE_GRADIENT, a->storage));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }

@@ -23,6 +23,7 @@
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
 #include "state/optimizer.h"
+#include "state/policy.h"
 
 // Computes the bytes of activations and of buffers of one sample in one unit, where up to `works`
 // weight parts may wait.

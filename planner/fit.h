@@ -41,6 +41,7 @@
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
 #include "state/optimizer.h"
+#include "state/policy.h"
 
 enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
 // actions of pipelines that are simulated at most: some seconds

@@ -204,7 +204,8 @@ static inline void store_round_on_host(Store *s, int storage) {
     int64_t begin, own = store_own(&s->plan, storage, &begin);
     if (s->plan.dtype == DTYPE_FP32) { // delayed updates: both exist
         ops_from_host(s->memory.stream, store_newest(s, storage),
-                      store_at(s, STATE_MASTER, storage, 0), own * sizeof(float));
+                      store_at(s, STATE_MASTER, storage, 0),
+                      (size_t)store_bytes(&s->plan, STATE_MASTER, own));
         ops_wait(s->memory.stream); // the next operation may update these masters
         return;
     }

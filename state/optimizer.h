@@ -63,10 +63,6 @@ static inline bool optimizer_lacks(const Optimizer *o, const char *flag) {
     const size_t n = strlen(flag);
     return !at || (at > o->flags && at[-1] != ' ') || (at[n] && at[n] != ' ');
 }
-// Returns the bytes of the states of one parameter: the moments, and in bf16 the fp32 master.
-static inline double optimizer_state_bytes(const Optimizer *o, DType dtype) {
-    return (double)sizeof(float) * (o->moments + (dtype != DTYPE_FP32));
-}
 // Returns the bytes of memory that an update of one parameter reads and writes: the gradient is
 // read, the master and the moments are read and written.
 static inline double optimizer_update_bytes(const Optimizer *o) {

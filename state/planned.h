@@ -97,6 +97,10 @@ typedef struct {
     int64_t to_device, to_host;
 } HostTraffic;
 
+// Returns the bytes of n elements of a state.
+static inline int64_t store_bytes(const StatePlan *s, StateKind kind, int64_t n) {
+    return state_bytes(kind, s->dtype, n);
+}
 // Returns the record of a state: of the kind whose memory it is.
 static inline State *store_record(const StatePlan *s, StateKind kind, int storage) {
     State *states = s->rows[storage].states;
@@ -288,7 +292,7 @@ static inline void store_plan_versions(StatePlan *s, StateKind kind, bool one_at
         for (int i = 0; i < storages; i++) {
             State *x = &s->rows[i].states[kind];
             if (!x->versions || x->slot != k) { continue; }
-            x->stride = gpt_storage_elements(s->model, i) * (int64_t)b->size;
+            x->stride = store_bytes(s, kind, gpt_storage_elements(s->model, i));
             x->slice = x->whole = b->held + (one_at_a_time ? 0 : used);
             const int64_t bytes = x->versions * x->stride;
             used = one_at_a_time ? max_i64(used, bytes) : used + bytes;
@@ -312,7 +316,7 @@ static inline void store_plan_stages(StatePlan *s, StateKind kind, int slots) {
                 continue;
             }
             x->slice = x->whole = (int64_t)b->held + at;
-            at += gpt_storage_elements(s->model, i) * (int64_t)b->size;
+            at += store_bytes(s, kind, gpt_storage_elements(s->model, i));
         }
         most = max_i64(most, at);
     }
@@ -360,6 +364,7 @@ static inline void store_plan_states(StatePlan *s) {
             kind == STATE_PARAMETERS || kind == STATE_GRADIENT || kind >= STATE_MADE;
         s->host[kind].layout = kind < HOST_KINDS ? BUFFER_SLICES : BUFFER_NONE;
         s->host[kind].size = s->device[kind].size;
+        s->host[kind].cut = s->device[kind].cut;
         s->host[kind].on_host = true;
         if (!s->steps_overlap || !by_p2p) {
             buffer_plan(&s->device[kind], s->rows, s->model->storages, kind);
@@ -378,7 +383,6 @@ static inline void store_plan_states(StatePlan *s) {
 // updates, these are the gradient and the parameters on the device.
 typedef struct {
     StateKind kind;
-    int64_t size; // bytes of an element
     bool in, out;
 } PiecePart;
 enum { PIECE_PARTS = OPTIMIZER_KINDS + 2 };
@@ -396,18 +400,16 @@ static inline int store_piece_parts(const StatePlan *s, int storage, bool second
                                     PiecePart parts[PIECE_PARTS]) {
     const StorageRow *row = &s->rows[storage];
     const Offload *o = s->policy.offload;
-    const int64_t word = sizeof(float), size = dtype_size(s->dtype);
     const bool masters = s->dtype == DTYPE_FP32; // parameters are their own masters
     const bool cpu = o && o->cpu_update;
     int n = 0;
     if (!row_offloads_states(row)) { return 0; }
     for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS && !cpu; kind++) {
-        const PiecePart part = {.kind = kind, .size = word, .in = true, .out = true};
+        const PiecePart part = {.kind = kind, .in = true, .out = true};
         if (row_offloads(row, kind)) { parts[n++] = part; }
     }
-    const PiecePart gradient = {.kind = STATE_GRADIENT, .size = word, .in = !cpu, .out = cpu},
+    const PiecePart gradient = {.kind = STATE_GRADIENT, .in = !cpu, .out = cpu},
                     parameters = {.kind = STATE_PARAMETERS,
-                                  .size = size,
                                   .in = cpu || masters,
                                   .out = !cpu || (masters && !o->delays)};
     if (row_offloads(row, STATE_GRADIENT) != cpu) { parts[n++] = gradient; }
@@ -429,11 +431,11 @@ static inline int64_t store_piece_bytes(const StatePlan *s, int storage) {
     for (int second = 0; second < 2; second++) {
         int64_t bytes = 0;
         for (int k = store_piece_parts(s, storage, second, parts) - 1; k >= 0; k--) {
-            bytes += parts[k].size;
+            bytes += store_bytes(s, parts[k].kind, store_longest_piece(s, storage));
         }
         most = max_i64(most, bytes);
     }
-    return most * store_longest_piece(s, storage);
+    return most;
 }
 // Returns the bytes of an OffloadBuffer.
 static inline size_t store_offload_buffer_bytes(const StatePlan *s) {
@@ -448,13 +450,22 @@ static inline size_t store_sum_bytes(const StatePlan *s) {
         const bool adds = s->rows[i].sum == SUM_IS_ADDED && s->rows[i].reduces_often;
         most = max_i64(most, adds ? store_longest_piece(s, i) : 0);
     }
-    return round_up(most * (int64_t)sizeof(float), 64);
+    return round_up(store_bytes(s, STATE_GRADIENT, most), 64);
 }
-// Returns the bytes of a piece in the file and in a DiskBuffer: its states one after another, each
-// rounded up to DISK_GRAIN.
+// Returns the bytes of the first kinds, up to `end`, of a piece in the file and in a DiskBuffer:
+// its states one after another, each rounded up to DISK_GRAIN.
+static inline int64_t store_stored_before(const StatePlan *s, int storage, int64_t elements,
+                                          StateKind end) {
+    int64_t bytes = 0;
+    for (int kind = 0; kind < end; kind++) {
+        bytes += (s->rows[storage].disk >> kind & 1) *
+                 round_up(store_bytes(s, kind, elements), DISK_GRAIN);
+    }
+    return bytes;
+}
+// Returns the bytes of all of them.
 static inline int64_t store_stored_bytes(const StatePlan *s, int storage, int64_t elements) {
-    return __builtin_popcount(s->rows[storage].disk) *
-           round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+    return store_stored_before(s, storage, elements, OPTIMIZER_KINDS);
 }
 // Returns the bytes of all pieces of this rank's slice.
 static inline int64_t store_all_stored_bytes(const StatePlan *s, int storage) {

@@ -17,38 +17,39 @@ enum {
 };
 
 // -------------------------------------------------------------------------------------------------
-// Kinds of states: the name, what its device memory counts as, and what it is called when it is
+// Kinds of states: the name, what its device memory counts as, the bytes of n elements (working: of
+// n working parameters; the elements of RECORDS are bytes), and what it is called when it is
 // allocated. Checkpoints have the numbers up to GRADIENT (docs/formats.md).
 // clang-format off
 #define STATE_TABLE(ROW)                                                                           \
     /* parameters in fp32; with --dtype fp32 they are the working parameters */                    \
-    ROW(MASTER,        MEMORY_OPTIMIZER,  "fp32 parameters")                                       \
+    ROW(MASTER,        MEMORY_OPTIMIZER,  4 * n,   "fp32 parameters")                              \
     /* of the optimizer; as many kinds as its row says */                                          \
-    ROW(MOMENT,        MEMORY_OPTIMIZER,  "moments")                                               \
-    ROW(SECOND_MOMENT, MEMORY_OPTIMIZER,  "moments")                                               \
+    ROW(MOMENT,        MEMORY_OPTIMIZER,  4 * n,   "moments")                                      \
+    ROW(SECOND_MOMENT, MEMORY_OPTIMIZER,  4 * n,   "moments")                                      \
     /* p2p: the version before the newest parameters */                                            \
-    ROW(PREVIOUS,      MEMORY_BUFFERS,    "previous parameters")                                   \
+    ROW(PREVIOUS,      MEMORY_BUFFERS,    working, "previous parameters")                          \
     /* files of older versions may have it; it is ignored */                                       \
-    ROW(RESERVED,      MEMORY_BUFFERS,    "")                                                      \
+    ROW(RESERVED,      MEMORY_BUFFERS,    0,       "")                                             \
     /* fp32 sums */                                                                                \
-    ROW(GRADIENT,      MEMORY_GRADIENTS,  "gradients")                                             \
+    ROW(GRADIENT,      MEMORY_GRADIENTS,  4 * n,   "gradients")                                    \
     /* working parameters */                                                                       \
-    ROW(PARAMETERS,    MEMORY_PARAMETERS, "parameters")                                            \
+    ROW(PARAMETERS,    MEMORY_PARAMETERS, working, "parameters")                                   \
     /* of blocks that use the storage, between forward and backward pass (executor) */             \
-    ROW(ACTIVATIONS,   MEMORY_BUFFERS,    "activations")                                           \
+    ROW(ACTIVATIONS,   MEMORY_BUFFERS,    0,       "activations")                                  \
     /* hpZ: slices of secondary copies of the parameters */                                        \
-    ROW(SECONDARY,     MEMORY_PARAMETERS, "secondary parameters")                                  \
+    ROW(SECONDARY,     MEMORY_PARAMETERS, working, "secondary parameters")                         \
     /* qwZ: quantized parameters */                                                                \
-    ROW(RECORDS,       MEMORY_BUFFERS,    "quantized parameters")                                  \
+    ROW(RECORDS,       MEMORY_BUFFERS,    n,       "quantized parameters")                         \
     /* qgZ: errors of quantized gradients, which are fed back */                                   \
-    ROW(ERRORS,        MEMORY_BUFFERS,    "errors of quantized gradients")                         \
+    ROW(ERRORS,        MEMORY_BUFFERS,    2 * n,   "errors of quantized gradients")                \
     /* p2p: gradients of micro-batches, if sums stay */                                            \
-    ROW(MADE,          MEMORY_BUFFERS,    "gradients")                                             \
+    ROW(MADE,          MEMORY_BUFFERS,    4 * n,   "gradients")                                    \
     /* p2p: sums from other ranks */                                                               \
-    ROW(RECEIVED,      MEMORY_BUFFERS,    "sums of gradients")                                     \
+    ROW(RECEIVED,      MEMORY_BUFFERS,    4 * n,   "sums of gradients")                            \
     /* p2p, in pieces: each micro-batch's gradient so far, if sums stay; otherwise those of */     \
     /* pieces, in slots that blocks share unless their storages alternate (--share AxB) */         \
-    ROW(PIECES,        MEMORY_BUFFERS,    "gradients of pieces")
+    ROW(PIECES,        MEMORY_BUFFERS,    4 * n,   "gradients of pieces")
 // clang-format on
 #define STATE_KIND(NAME, ...) STATE_##NAME,
 enum { STATE_TABLE(STATE_KIND) STATE_KINDS };
@@ -58,13 +59,33 @@ enum {
     HOST_KINDS = STATE_ACTIVATIONS    // kinds below may be on the host
 };
 typedef int StateKind; // loops count through the kinds
-enum {                 // bits of kinds: states of the optimizer; all states that may be on the host
+// Returns the bytes of n elements of a kind of state, as they are stored; dtype: of the working
+// parameters. Plans, predictions, moves and the disk use this function.
+static inline int64_t state_bytes(StateKind kind, DType dtype, int64_t n) {
+    const int64_t working = n * (int64_t)dtype_size(dtype);
+    switch (kind) {
+#define STATE_BYTES(NAME, MEMORY, BYTES, ...)                                                      \
+    case STATE_##NAME: return BYTES;
+        STATE_TABLE(STATE_BYTES)
+    default: return 0;
+    }
+}
+enum { // bits of kinds: states of the optimizer; all states that may be on the host
     OPTIMIZER_STATES = (1 << OPTIMIZER_KINDS) - 1,
     OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
 };
 // Is this a moment that the optimizer keeps?
 static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
     return kind >= STATE_MOMENT && kind < STATE_MOMENT + o->moments;
+}
+// Returns the bytes of the optimizer's states of one parameter, on average over a chunk: the
+// moments, and in bf16 the fp32 master.
+static inline double optimizer_state_bytes(const Optimizer *o, DType dtype) {
+    int64_t bytes = dtype == DTYPE_FP32 ? 0 : state_bytes(STATE_MASTER, dtype, NORM_CHUNK);
+    for (int k = 0; k < o->moments; k++) {
+        bytes += state_bytes(STATE_MOMENT + k, dtype, NORM_CHUNK);
+    }
+    return (double)bytes / NORM_CHUNK;
 }
 
 // -------------------------------------------------------------------------------------------------

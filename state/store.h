@@ -170,7 +170,7 @@ static inline float *store_full_gradient(const Store *s, int storage) {
 }
 // Returns the bytes of a version of a storage's whole array.
 static inline size_t store_full_bytes(const StatePlan *s, StateKind kind, int storage) {
-    return gpt_storage_elements(s->model, storage) * s->device[kind].size;
+    return (size_t)store_bytes(s, kind, gpt_storage_elements(s->model, storage));
 }
 // Returns the newest version of the parameters that is stored here or posted.
 static inline int64_t store_now(const Store *s, int storage) {
@@ -370,11 +370,9 @@ static inline bool store_keeps_previous(const StatePlan *s, int storage) {
 static inline int64_t store_place_on_disk(const StatePlan *s, StateKind kind, int storage,
                                           int piece, int64_t elements) {
     const StorageRow *row = &s->rows[storage];
-    // kinds of this storage that precede this one
-    const int before = __builtin_popcount(row->disk & ((1u << kind) - 1));
     const int64_t longest = store_longest_piece(s, storage);
     return row->disk_at + piece * store_stored_bytes(s, storage, longest) +
-           before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+           store_stored_before(s, storage, elements, kind);
 }
 // A range of a state: n elements of a storage's slice, from element `at` on.
 typedef struct {
@@ -383,18 +381,19 @@ typedef struct {
     int64_t at, n;
 } StateRange;
 // Reads or writes a range of a state on disk, across pieces. Must follow store_wait_all.
-static inline void store_access_disk(const Store *s, const StateRange *r, float *memory,
+static inline void store_access_disk(const Store *s, const StateRange *r, char *memory,
                                      bool writes) {
     const int64_t own = store_own_elements(&s->plan, r->storage),
-                  most = offload_piece(s->plan.model), word = sizeof(float), end = r->at + r->n;
+                  most = offload_piece(s->plan.model), end = r->at + r->n;
     for (int64_t from = r->at, count; from < end; from += count) {
         const int64_t piece = from / most, within = from % most,
                       elements = min_i64(most, own - piece * most);
         count = min_i64(end - from, elements - within);
         const int64_t place =
             store_place_on_disk(&s->plan, r->kind, r->storage, (int)piece, elements) +
-            within * word;
-        disk_access(s->memory.disk, place, count * word, memory + (from - r->at),
+            store_bytes(&s->plan, r->kind, within);
+        disk_access(s->memory.disk, place, store_bytes(&s->plan, r->kind, count),
+                    memory + store_bytes(&s->plan, r->kind, from - r->at),
                     s->plan.disk_buffer_bytes, writes);
     }
 }
@@ -402,14 +401,13 @@ static inline void store_access_disk(const Store *s, const StateRange *r, float 
 // the host. Must follow store_wait_all.
 static inline void store_access(const Store *s, const StateRange *r, void *memory, bool writes) {
     const State *x = store_record(&s->plan, r->kind, r->storage);
-    const int64_t size = s->plan.device[x->copy_of].size,
-                  version = store_now(s, r->storage) + (r->kind == STATE_PREVIOUS);
+    const int64_t version = store_now(s, r->storage) + (r->kind == STATE_PREVIOUS);
     if (x->place == PLACE_DISK) {
-        store_access_disk(s, r, (float *)memory, writes);
+        store_access_disk(s, r, (char *)memory, writes);
         return;
     }
-    char *state = store_at(s, r->kind, r->storage, version) + r->at * size;
-    const size_t bytes = r->n * size;
+    char *state = store_at(s, r->kind, r->storage, version) + store_bytes(&s->plan, r->kind, r->at);
+    const size_t bytes = (size_t)store_bytes(&s->plan, r->kind, r->n);
     if (x->place == PLACE_HOST) {
         memcpy(writes ? state : memory, writes ? memory : state, bytes);
     } else if (writes) {

@@ -227,13 +227,15 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
             store_finish_adding(s, slot);
             count = min_i64(most, n - at);
             ops_follow(link, s->memory.stream);
-            store_move(s, link, r->at, slice + at, count * (int64_t)sizeof(float), false);
+            store_move(s, link, r->at, slice + at, store_bytes(&s->plan, STATE_GRADIENT, count),
+                       false);
             r->sum = sum + at;
             r->count = count;
         }
     } else {
         ops_follow(store_sum_link(s, storage), s->memory.stream);
-        store_move(s, store_sum_link(s, storage), sum, slice, n * (int64_t)sizeof(float), false);
+        store_move(s, store_sum_link(s, storage), sum, slice,
+                   store_bytes(&s->plan, STATE_GRADIENT, n), false);
     }
 }
 // Copies the sum back into its slot, to be added to.
@@ -242,7 +244,8 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     Stream *link = store_sum_link(s, storage);
     ops_follow(link, s->memory.stream);
     store_move(s, link, store_at(s, STATE_GRADIENT, storage, step),
-               store_full(s, STATE_GRADIENT, storage), n * (int64_t)sizeof(float), true);
+               store_full(s, STATE_GRADIENT, storage), store_bytes(&s->plan, STATE_GRADIENT, n),
+               true);
     ops_follow(s->memory.stream, link);
     const int slot = s->plan.rows[storage].grad_slot;
     if (slot >= 0) { s->flight.occupant[slot] = storage; }

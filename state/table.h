@@ -120,7 +120,7 @@ static inline int row_me(const StorageRow *row, SliceKind kind) {
 }
 
 // What the device memory of each kind counts as, and what it is called when it is allocated.
-#define STATE_USE(NAME, MEMORY, WHAT) {MEMORY, WHAT},
+#define STATE_USE(NAME, MEMORY, BYTES, WHAT) {MEMORY, WHAT},
 static const struct {
     MemoryKind memory;
     const char *what;
@@ -131,7 +131,7 @@ typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLay
 typedef struct {
     BufferLayout layout;
     SliceKind cut;
-    size_t size;             // bytes of an element
+    size_t size;             // bytes of an element, of those that the cut counts
     bool travels;            // collectives work on its arrays and slices, which have padding
     bool on_host;            // (offload.h)
     size_t held, slot_bytes; // bytes of the states themselves, and of the slots

@@ -78,7 +78,7 @@ static inline char *store_piece_at(Store *s, StateKind kind, const Piece *p, int
     }
     const int64_t version = kind == STATE_GRADIENT ? step : store_now(s, p->storage);
     char *slice = store_at(s, kind, p->storage, version);
-    return slice ? slice + p->begin * (int64_t)s->plan.device[x->copy_of].size : NULL;
+    return slice ? slice + store_bytes(&s->plan, kind, p->begin) : NULL;
 }
 // Starts to read what is on disk of a piece into its buffer, or to write it.
 static inline void store_move_stored(Store *s, const Piece *p, bool writes) {
@@ -116,7 +116,7 @@ static inline void store_move_piece(Store *s, const Piece *p, int64_t step, bool
     if (in && !cpu && p->disk) { disk_wait(p->disk); }
     char *at = delays ? store_round_delayed(s, p) : p->buffer->at;
     for (int k = 0; k < count; k++) {
-        const int64_t bytes = p->count * parts[k].size;
+        const int64_t bytes = store_bytes(&s->plan, parts[k].kind, p->count);
         if (in ? parts[k].in : parts[k].out) {
             char *there = store_piece_at(s, parts[k].kind, p, step);
             store_move(s, &p->buffer->link, cpu ? at : there, cpu ? there : at, bytes, in);
@@ -258,7 +258,7 @@ static inline UpdatePlaces store_find_places(Store *s, int storage, int64_t step
         const int n = store_piece_parts(&s->plan, storage, x.second, parts);
         for (int k = 0; k < n; k++) {
             p.at[parts[k].kind] = at;
-            at += p.count * parts[k].size;
+            at += store_bytes(&s->plan, parts[k].kind, p.count);
         }
     }
     // parameters are their own masters
