@@ -88,6 +88,10 @@ static const Case cases[] = {
     {LAYERNORM, 3, 7, 37, 0, 1, 3},
     {LAYERNORM, 2, 16, 96, 0, 2, 2},
     {LAYERNORM, 2, 9, 130, 0, 0, 1},
+    // rows of which a lane of a GPU keeps up to 4 pieces, up to 8, or none
+    {LAYERNORM, 1, 5, 264, 0, 2, 2},
+    {LAYERNORM, 1, 3, 1096, 0, 1, 2},
+    {LAYERNORM, 1, 2, 2056, 0, 2, 1},
     {LAYERNORM, 0, 3, 16, 0, 1, 2},
     // N = rows T, C, OC; variant 1: no bias; 2: GELU before and after
     {MATMUL, 1, 1, 1, 1, 0, 1},
@@ -290,6 +294,8 @@ static const Case cases[] = {
     {RMSNORM, 2, 9, 130, 0, 4, 1},
     {RMSNORM, 2, 33, 264, 0, 6, 2},
     {RMSNORM, 1, 5, 1100, 0, 1, 2},
+    {RMSNORM, 1, 3, 1544, 0, 2, 1},
+    {RMSNORM, 1, 2, 2056, 0, 5, 1},
     {RMSNORM, 0, 3, 16, 0, 1, 2},
     // N = rows T, F; variant 1: large numbers
     {SWIGLU, 1, 1, 1, 0, 0, 1},
