@@ -8,10 +8,10 @@
 #define NORMS_CUDA_CUH
 
 enum { NORM_STEP = 32 * EACH }; // numbers between two pieces of a lane
-template <class R> struct alignas(16) Piece { R x[EACH]; };
+template <class R> struct alignas(16) LanePiece { R x[EACH]; };
 // Returns the piece. The compiler takes it for another one, so that it converts the numbers again
 // for each pass: to keep them as fp32 would take twice as many registers.
-template <class R> __device__ Piece<R> unknown(Piece<R> piece) {
+template <class R> __device__ LanePiece<R> unknown(LanePiece<R> piece) {
 #ifdef __CUDACC__
     unsigned words[sizeof piece / sizeof(unsigned)];
     memcpy(words, &piece, sizeof piece);
@@ -39,7 +39,7 @@ static inline int pieces_of_row(int64_t C, uintptr_t places) {
 template <class R, int PIECES> struct NormRow {
     const R *from;
     int C;
-    Piece<R> kept[PIECES ? PIECES : 1];
+    LanePiece<R> kept[PIECES ? PIECES : 1];
 
     __device__ int begin(int k) const { return (int)threadIdx.x % 32 * EACH + k * NORM_STEP; }
     // Calls f(k, c) for each of the lane's pieces, which begins at number c.
@@ -55,7 +55,7 @@ template <class R, int PIECES> struct NormRow {
     // x = the numbers of `row` from c on
     __device__ void read_at(float *x, const R *row, int c, float padding = 0.0f) const {
         if (PIECES) {
-            const Piece<R> piece = *(const Piece<R> *)(row + c);
+            const LanePiece<R> piece = *(const LanePiece<R> *)(row + c);
             UNROLL for (int j = 0; j < EACH; j++) { x[j] = read(&piece.x[j]); }
         } else {
             read_numbers<EACH>(x, row + c, C - c, padding);
@@ -63,9 +63,9 @@ template <class R, int PIECES> struct NormRow {
     }
     __device__ void write_at(R *row, int c, const float *x) const {
         if (PIECES) {
-            Piece<R> piece;
+            LanePiece<R> piece;
             UNROLL for (int j = 0; j < EACH; j++) { write(&piece.x[j], x[j]); }
-            *(Piece<R> *)(row + c) = piece;
+            *(LanePiece<R> *)(row + c) = piece;
         } else {
             write_numbers<EACH>(row + c, x, C - c);
         }
@@ -74,12 +74,12 @@ template <class R, int PIECES> struct NormRow {
         from = row;
         C = channels;
         UNROLL for (int k = 0; k < PIECES; k++) {
-            if (begin(k) < C) { kept[k] = *(const Piece<R> *)(row + begin(k)); }
+            if (begin(k) < C) { kept[k] = *(const LanePiece<R> *)(row + begin(k)); }
         }
     }
     __device__ void get(float *x, int k, float padding = 0.0f) const {
         if (PIECES) {
-            const Piece<R> piece = unknown(kept[k]);
+            const LanePiece<R> piece = unknown(kept[k]);
             UNROLL for (int j = 0; j < EACH; j++) { x[j] = read(&piece.x[j]); }
         } else {
             read_at(x, from, begin(k), padding);
