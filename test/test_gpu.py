@@ -485,12 +485,12 @@ class Memory(TestCase):
             self.predicted(seq_len=64, micro_batch=b, recompute=r)["device"]
             for b, r in ((8, "none"), (4, "none"), (8, "block"))
         )
-        self.assertLess(half, recomputed)
+        self.assertLess(half, recomputed * 63 // 64)  # a 64th of the device is left to others
         self.check_refused(
             whole * 0.99 // 1, "it fits with --micro-batch 4, or --recompute block\n"
         )
         self.check_refused(
-            (half + recomputed) // 2,
+            recomputed,
             "it fits with --micro-batch 4, or --recompute block --micro-batch 4\n",
         )
         self.check_refused(
