@@ -505,7 +505,7 @@ def summary(entries, toy):
         return "**No GPU has run this program yet: every figure here is an estimate.**"
     bad = [entry["name"] for entry in entries.values() if entry["status"] != "passed"]
     card = f"**Measured on one {gpu.get('name', 'GPU')}**, driver {gpu.get('driver_version')}. "
-    return card + f"Without a result: {'; '.join(bad) or 'nothing'}."
+    return card + (f"Without a result: {'; '.join(bad)}." if bad else "Every command passed.")
 
 
 def results_page(folders):

@@ -421,7 +421,7 @@ ptxas info    : Used 8 registers
                 gpu_table.Code(8, 0, 0, 0, {"global": 1}),
                 gpu_table.Launch("k", 1, 3.35e12, 0, 0, False),
             )[0],
-            1 / 0.85,
+            1 / gpu_table.OF_MEMORY,
         )
         # The deepest product that fills whole rounds of the multiprocessors has the assumed rate.
         best = gpu_table.PRODUCT_RATE * gpu_table.OF_PRODUCTS
@@ -443,17 +443,18 @@ ptxas info    : Used 8 registers
             self.assertAlmostEqual(math.fsum(own["parts"].values()), own["ms"], delta=0.4)
 
     def test_pages(self):
-        """They are the scripts', and say first that nothing was measured."""
+        """They are the scripts', and say first what was measured on which card."""
         page = (ROOT / "docs/gpu.md").read_text()
         self.assertLess(page.index(gpu_table.BEGIN), page.index(gpu_table.END))
         made = (ROOT / "docs/results/logs/gpu_kernels.txt").read_text()
         for name in ("124M", "Llama 1B"):
             for launch in gpu_table.kernel_launches(gpu_table.MODELS[name]):
                 self.assertIn(f"| `{launch.kernel}` | {launch.calls} | ", made)
-        self.assertIn("No GPU has run this program yet", "\n".join(page.split("\n")[:8]))
+        self.assertIn("One NVIDIA H200 has run it", "\n".join(page.split("\n")[:8]))
         page = (ROOT / "docs/results/gpu.md").read_text()
-        self.assertEqual(page, gpu_table.results_page([]))
-        self.assertIn("No GPU has run this program yet", page.split("\n")[2])
+        self.assertEqual(page, gpu_table.results_page([ROOT / "docs/results/logs/gpu_h200"]))
+        self.assertIn("Measured on one NVIDIA H200", page.split("\n")[2])
+        self.assertIn("No GPU has run this program yet", gpu_table.results_page([]).split("\n")[2])
 
 
 class Page(harness.InFolder):
