@@ -194,6 +194,10 @@ static inline OpCall op_call(const UnitCall *c, const OpNode *n, Real **at) {
     }
     return o;
 }
+// Where the gradient of out[i] is now: gradient_so_far() may move it.
+static inline Real *dout_now(const OpCall *o, int i) {
+    return o->at[o->node->out[i]] ? o->at[o->node->out[i]] : o->dout[i];
+}
 static inline void copy_gradient(const OpCall *o, int value) {
     const UnitCall *c = o->call;
     Real *own = gradient_buffer(c, value);
@@ -269,7 +273,7 @@ static inline void layernorm_backward_input(const OpCall *o) {
     const bool adds = layernorm_adds(o);
     const int value = adds ? o->node->out[1] : o->node->in[0];
     const Real *so_far = gradient_so_far(o, value);
-    ops_layernorm_backward_input(o->s, o->at[value], so_far, o->dout[0], layernorm_input(o),
+    ops_layernorm_backward_input(o->s, o->at[value], so_far, dout_now(o, 0), layernorm_input(o),
                                  o->params[0], o->stats[0], o->stats[1], o->N, o->width);
     for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
 }
@@ -302,7 +306,7 @@ static inline void rmsnorm_backward_input(const OpCall *o) {
     const bool adds = rmsnorm_adds(o);
     const int value = adds ? o->node->out[1] : o->node->in[0];
     const Real *so_far = gradient_so_far(o, value);
-    ops_rmsnorm_backward_input(o->s, o->at[value], so_far, o->dout[0], rmsnorm_input(o),
+    ops_rmsnorm_backward_input(o->s, o->at[value], so_far, dout_now(o, 0), rmsnorm_input(o),
                                o->params[0], o->stats[0], o->N, o->width);
     for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
 }
@@ -335,7 +339,7 @@ static inline void linear_backward_input(const OpCall *o) {
     const Real *so_far = gradient_so_far(o, o->node->in[of_gelu]);
     assert(!so_far); // the product does not add
     (void)so_far;
-    ops_matmul_backward_input(o->s, o->din[of_gelu], o->dout[0], o->params[0],
+    ops_matmul_backward_input(o->s, o->din[of_gelu], dout_now(o, 0), o->params[0],
                               of_gelu ? o->in[1] : NULL, o->N, o->in_width, o->width);
 }
 static inline void linear_backward_weight(const OpCall *o) {
@@ -379,7 +383,7 @@ static inline void attention_forward(const OpCall *o) {
 }
 static inline void attention_backward_input(const OpCall *o) {
     (void)gradient_so_far(o, o->node->in[0]);
-    ops_attention_backward(o->s, o->din[0], o->dout[0], o->in[0], o->out[0], o->stats[0],
+    ops_attention_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->out[0], o->stats[0],
                            op_attention(o));
 }
 static inline double attention_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
@@ -394,7 +398,7 @@ static inline void rotary_forward(const OpCall *o) {
 }
 // The gradient of q and k is turned back in place.
 static inline void rotary_backward_input(const OpCall *o) {
-    ops_rotary(o->s, o->dout[0], op_attention(o), &o->call->model->rotary, true);
+    ops_rotary(o->s, dout_now(o, 0), op_attention(o), &o->call->model->rotary, true);
 }
 static inline HeadNorm qk_norm_of(const OpCall *o) {
     const GptModel *m = o->call->model;
@@ -411,8 +415,8 @@ static inline void qk_norm_forward(const OpCall *o) {
 static inline void qk_norm_backward_input(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
     (void)gradient_so_far(o, o->node->in[0]);
-    ops_head_norm_backward_input(o->s, o->din[0], o->dout[0], o->in[0], o->params[0], o->params[1],
-                                 o->stats[0], &h);
+    ops_head_norm_backward_input(o->s, o->din[0], dout_now(o, 0), o->in[0], o->params[0],
+                                 o->params[1], o->stats[0], &h);
 }
 static inline void qk_norm_backward_weight(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
@@ -438,14 +442,14 @@ static inline void swiglu_forward(const OpCall *o) {
 }
 static inline void swiglu_backward_input(const OpCall *o) {
     (void)gradient_so_far(o, o->node->in[0]);
-    ops_swiglu_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N, o->width);
+    ops_swiglu_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->N, o->width);
 }
 static inline void relu2_forward(const OpCall *o) {
     ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
 }
 static inline void relu2_backward_input(const OpCall *o) {
     (void)gradient_so_far(o, o->node->in[0]);
-    ops_relu2_backward(o->s, o->din[0], o->dout[0], o->in[0], o->N * o->width);
+    ops_relu2_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->N * o->width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -454,8 +458,8 @@ static inline void add_forward(const OpCall *o) {
     ops_residual(o->s, o->out[0], o->in[0], o->in[1], o->N * o->width);
 }
 static inline void add_backward_input(const OpCall *o) {
-    add_to_gradient(o, 0, o->dout[0]);
-    add_to_gradient(o, 1, o->dout[0]);
+    add_to_gradient(o, 0, dout_now(o, 0));
+    add_to_gradient(o, 1, dout_now(o, 0));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -529,7 +533,7 @@ static const OpKind op_kinds[OP_KINDS] = {OP_TABLE(OP_ROW)};
 
 // Runs one part of all operations: the forward part from the first to the last, the others from the
 // last to the first. Recomputation leaves out operations that only make the unit's output. At the
-// end each gradient is in its value's buffer, where the weight part reads it.
+// end each gradient that the weight part or the unit below reads is in its value's own buffer.
 static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
     Real *at[MOST_VALUES] = {NULL};
@@ -540,9 +544,11 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
         const OpCall o = op_call(c, n, at);
         if (op_kinds[n->kind].part[part] && !skipped) { op_kinds[n->kind].part[part](&o); }
     }
-    const OpCall last = op_call(c, c->unit->ops, at);
-    for (int v = 0; part == PART_BACKWARD_INPUT && v < c->unit->value_count; v++) {
-        copy_gradient(&last, v);
+    for (int i = 0; part == PART_BACKWARD_INPUT && i < count; i++) {
+        const OpNode *n = &c->unit->ops[i];
+        const OpCall o = op_call(c, n, at);
+        if (op_kinds[n->kind].part[PART_BACKWARD_WEIGHT]) { copy_gradient(&o, n->out[0]); }
+        if (i == 0) { copy_gradient(&o, VALUE_X); }
     }
 }
 

@@ -34,10 +34,10 @@ static inline void matmuls_of_all_ranks(Comm *comm, const MatmulChoices *mine, M
 }
 // Reads the choices of the newest checkpoint of `out`, if they are for the same device and library.
 // All ranks call it and get those that rank 0 finds.
-static inline void matmuls_of_checkpoint(const char *out, Comm *comm, const char *library,
+static inline void matmuls_of_checkpoint(const Options *o, Comm *comm, const char *library,
                                          MatmulChoices *choices) {
     choices->count = 0;
-    if (comm->rank == 0 && !checkpoint_matmuls(out, library, choices)) {
+    if (comm->rank == 0 && !checkpoint_matmuls(o->out, library, choices) && o->autotune) {
         printf("note: matrix products are timed anew: the checkpoint has no choices for %s, so the "
                "last bits may differ\n",
                library);
@@ -56,7 +56,7 @@ static inline void matmuls_choose(MatmulChoices *choices, const Options *o, cons
     ops_matmul_library(library, sizeof library);
     choices->count = 0;
     if (!*library) { return; }
-    if (o->resume) { matmuls_of_checkpoint(o->out, comm, library, choices); }
+    if (o->resume) { matmuls_of_checkpoint(o, comm, library, choices); }
     ops_matmuls_use(s, choices);
     memset(&plain.clip, 0, sizeof plain.clip);
     time_units(NULL, m, &plain, flops_per_s, s);

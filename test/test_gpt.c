@@ -714,7 +714,8 @@ static const ValueSpec toy_values[] = {
     {.name = "mean2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
     {.name = "rstd2", .type = VALUE_FLOATS, .width = {1, OF_ONE}},
     {.name = "lse", .type = VALUE_FLOATS, .width = {1, OF_HEADS}},
-    {.name = "res", .width = {1, OF_CHANNELS}, .gradient = GPT2_DRES},
+    // its buffer is shared with att and ln1, whose gradients are needed later
+    {.name = "res", .width = {1, OF_CHANNELS}, .gradient = GPT2_DLN1},
     {.name = "mlp", .width = {1, OF_CHANNELS}, .gradient = GRADIENT_Y},
 };
 static const GradientSpec toy_gradients[] = {
