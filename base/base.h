@@ -74,6 +74,16 @@ die_at(const char *file, int line, int code, const char *hint, const char *forma
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 
+// Switches of the environment that change what a run computes or sends, so that they must be the
+// same on all ranks (comm.h: comm_agree_environment).
+typedef enum { ENVIRONMENT_NCCL_SHARED, ENVIRONMENT_OWN_ATTENTION, ENVIRONMENT_SWITCHES } Switch;
+static const char *const environment_names[] = {"TRAIN_GPT_NCCL_SHARED", "TRAIN_GPT_OWN_ATTENTION"};
+// Returns whether a switch is on: it is set, and not to 0.
+static inline bool environment_asks(Switch which) {
+    const char *text = getenv(environment_names[which]);
+    return text && *text && strcmp(text, "0");
+}
+
 // Long loops outside of operations (reading, checking, writing files) call this now and then.
 // Messages then advance, and other ranks see that this rank is alive. comm.h sets the hook.
 static void (*keep_alive_hook)(void) = NULL;
