@@ -79,6 +79,10 @@ TOOLKIT = $(if $(shell command -v nvcc),$(dir $(realpath $(shell command -v nvcc
 no_header = $(if $(call if_header,$(1),1,$(CUDNN_PATHS) -isystem $(TOOLKIT)/include),,$(1))
 NO_CUDNN = $(strip $(foreach h,cudnn_version.h cudnn_frontend_version.h nvrtc.h,\
            $(call no_header,$(h))))
+# What installs these. A toolkit of the system has NVRTC in a package of its own.
+OF_TOOLKIT = $(if $(shell command -v nvcc),$(filter nvrtc.h,$(NO_CUDNN)))
+CUDNN_FROM = $(strip $(if $(filter-out $(OF_TOOLKIT),$(NO_CUDNN)),scripts/setup.sh cuda \
+             $(if $(OF_TOOLKIT),and)) $(if $(OF_TOOLKIT),NVIDIA's package cuda-nvrtc-dev))
 WITH_CUDNN = $(or $(USE_CUDNN),$(if $(NO_CUDNN),0,1))
 CUDNN  = $(if $(filter 1,$(WITH_CUDNN)),-DUSE_CUDNN $(CUDNN_PATHS) \
          $(if $(wildcard $(WHEELS)/cudnn/lib),-Xlinker -rpath=$(WHEELS)/cudnn/lib \
@@ -137,7 +141,7 @@ no_mpi = $(if $(shell command -v mpicc),,echo "mpicc is missing: scripts/setup.s
          "MPI; make MPI=0 builds for one rank, without MPI" >&2; exit 2;)
 # The same, of USE_CUDNN=1 without cuDNN.
 no_cudnn = $(if $(filter 1,$(USE_CUDNN)),$(if $(NO_CUDNN),echo "USE_CUDNN=1: no $(NO_CUDNN):" \
-           "scripts/setup.sh cuda installs cuDNN's headers" >&2; exit 2;))
+           "$(CUDNN_FROM) installs it" >&2; exit 2;))
 $(KINDS:%=build/flags-%): build/flags-%: FORCE
 	+@$(if $(filter mpicc mpicxx,$($*)),$(no_mpi)) \
 	$(if $(filter cuda cudnn,$*),$(no_cudnn)) mkdir -p build; \
@@ -160,7 +164,7 @@ train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
 	@$(if $(WITHOUT_MPI)$(has_cc),,echo "mpicc is missing: train_gpt_cuda is built for one rank," \
 	    "as with MPI=0")
 	@echo "$@: $(if $(filter 1,$(WITH_CUDNN)),attention by cuDNN; make cuda USE_CUDNN=0 builds own \
-	attention only,own attention only; $(if $(USE_CUDNN),make cuda builds it,scripts/setup.sh cuda \
+	attention only,own attention only; $(if $(USE_CUDNN),make cuda builds it,$(CUDNN_FROM) \
 	installs what) $(if $(USE_CUDNN),with cuDNN's,cuDNN's needs (no $(NO_CUDNN))))"
 	$(cuda) $(COMMIT)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu

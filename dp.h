@@ -413,7 +413,8 @@ static inline const Real *clip_embedded(const UnitCall *c) {
 // Adds each sample's squared norms of E_i and of the positions.
 static inline void clip_rows_norms(const UnitCall *c, const Clip *clip) {
     ops_embedding_sample_norms(c->stream, clip->norms, clip_embedded(c), c->tokens,
-                               clip_positions(c->model) > 0, c->rows, c->T, gpt_width(c->model));
+                               clip_positions(c->model) > 0, c->rows, c->T, gpt_width(c->model),
+                               c->model->config.padded_vocab);
 }
 // Returns the classifier's inputs.
 static inline Real *clip_classified(const UnitCall *c, const Clip *clip, const UnitBuffers *head) {

@@ -188,7 +188,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "bf16 parameters are rounded by chance, right on average; 0: to nearest even")               \
     FLAG("precision", autotune, "autotune", "", "1",                                               \
       "on a GPU, time the library's algorithms for each matrix product, and use the fastest; 0: "  \
-      "its first suggestion, so that another run gives the same bits")                             \
+      "its first suggestion, so that another run gives the same bits. A resumed run keeps the "    \
+      "choices of its checkpoint, with 0 too")                                                     \
     PICK("precision", offload, "offload", "", "auto", "auto|none|optimizer|params|all",            \
       "what lies on the host: the optimizer's states, and blocks' parameters, and their "          \
       "activations; none; or, with --device-memory, that do not fit the device")                   \

@@ -421,6 +421,7 @@ static void start(Job *j, int argc, char **argv) {
     options_parse(o, &j->config.given, j->argc, j->argv);
     if (options_prompts(&j->config.given)) { j->answers = prompt_take_output(); }
     if (j->comm.rank == 0) { outputs_check(o); }
+    comm_agree_environment(&j->comm);
     comm_place(&j->comm, (int)o->ranks_per_node);
     j->comm.timeout_s = o->watchdog;
     const int cores = omp_get_num_procs(); // before the rank is bound to its part of them

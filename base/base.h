@@ -74,6 +74,22 @@ die_at(const char *file, int line, int code, const char *hint, const char *forma
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 
+// Switches of the environment that change what a run computes or sends, so that they must be the
+// same on all ranks (comm.h: comm_agree_environment).
+typedef enum {
+    ENVIRONMENT_NCCL_SHARED,
+    ENVIRONMENT_OWN_ATTENTION,
+    ENVIRONMENT_LIBRARY_PRODUCTS,
+    ENVIRONMENT_SWITCHES
+} Switch;
+static const char *const environment_names[] = {
+    "TRAIN_GPT_NCCL_SHARED", "TRAIN_GPT_OWN_ATTENTION", "TRAIN_GPT_LIBRARY_PRODUCTS"};
+// Returns whether a switch is on: it is set, and not to 0.
+static inline bool environment_asks(Switch which) {
+    const char *text = getenv(environment_names[which]);
+    return text && *text && strcmp(text, "0");
+}
+
 // Long loops outside of operations (reading, checking, writing files) call this now and then.
 // Messages then advance, and other ranks see that this rank is alive. comm.h sets the hook.
 static void (*keep_alive_hook)(void) = NULL;
@@ -377,11 +393,6 @@ IN_KERNELS_TOO static inline double exact_value(ExactSum sum) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Returns whether an environment variable is set to anything but an empty text or 0.
-static inline bool env_flag(const char *name) {
-    const char *text = getenv(name);
-    return text && *text && strcmp(text, "0");
-}
 // Writes bytes as hexadecimal digits, two for each. `hex` has space for 2 n + 1 characters.
 static inline void bytes_to_hex(char *hex, const unsigned char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", bytes[i]); }

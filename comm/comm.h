@@ -352,6 +352,19 @@ static inline int comm_agree(Comm *c, int value, bool largest) {
 }
 static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, true); }
 static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, false); }
+// Ends the program (EXIT_INPUT) if a switch of the environment is on for some ranks only. mpirun
+// hands its own environment to the ranks of its own machine; to others only what -x names.
+static inline void comm_agree_environment(Comm *c) {
+    for (int i = 0; i < ENVIRONMENT_SWITCHES; i++) {
+        const int mine = environment_asks((Switch)i);
+        if (comm_agree_max(c, mine) == comm_agree_min(c, mine)) { continue; }
+        const char *name = environment_names[i];
+        char hint[100];
+        snprintf(hint, sizeof hint, "mpirun -x %s gives it to all ranks", name);
+        die(EXIT_INPUT, hint, "%s must be the same on all ranks; it is %s on this one", name,
+            mine ? "on" : "off");
+    }
+}
 // Returns when all ranks have called it.
 static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
 

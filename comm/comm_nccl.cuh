@@ -447,15 +447,10 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
     ops_wait(n->stream);
     ops_free(bytes);
 }
-// Returns whether TRAIN_GPT_NCCL_SHARED asks for NCCL where it is not needed, or would refuse. All
-// ranks call it and get the same result.
-static inline bool nccl_asked(Comm *c) {
-    return comm_agree_max(c, env_flag("TRAIN_GPT_NCCL_SHARED"));
-}
 static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
     Nccl *n = new_array(Nccl, 1, "NCCL");
     n->stream = s;
-    n->alone = c->ranks == 1 && nccl_asked(c);
+    n->alone = c->ranks == 1 && environment_asks(ENVIRONMENT_NCCL_SHARED);
     n->connected = new_array(bool, c->ranks, "NCCL");
     for (int i = 0; i < 2; i++) { lane_open(&n->lanes[i]); }
     const CommTransport t = {.name = "nccl",
@@ -517,7 +512,7 @@ static inline void nccl_share_gpus(const Comm *c) {
 // Returns whether NCCL connects the ranks: each has a GPU of its own, or a test asks for it.
 // *sharing: as gpus_apart(). All ranks call it, before the first call of NCCL.
 static inline bool nccl_connects(Comm *c, int *sharing) {
-    const bool apart = gpus_apart(c, sharing), asked = nccl_asked(c);
+    const bool apart = gpus_apart(c, sharing), asked = environment_asks(ENVIRONMENT_NCCL_SHARED);
     if (asked && !apart) { nccl_share_gpus(c); }
     return apart || asked;
 }

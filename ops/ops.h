@@ -90,9 +90,14 @@ static OpsPeak ops_peak(const Stream *s);
 static size_t ops_copy_bytes(void);
 // Writes the host cores nearest to the device, such as "0-15,32-47"; "" if they are unknown.
 static void ops_near_cores(char *list, size_t bytes);
-// Returns what computes attention for the shapes planned so far: "own" (our kernels), "cuDNN", or
-// which of them each direction uses, as in "cuDNN forward, own backward".
+// Returns what computes attention for the shape that ops_workspace_bytes() was last asked for:
+// "own" (our kernels), "cuDNN", or which of them each direction uses, as in "cuDNN forward, own
+// backward".
 static const char *ops_attention(void);
+// Returns why cuDNN does not compute all of it; "" if it does, and on the CPU.
+static const char *ops_attention_reason(void);
+// own: plan from now on for own attention only; not own: as the build and the environment say.
+static void ops_own_attention(bool own);
 // Returns what products of matrices are computed in: the type of a Real, or fp32 where a CPU has no
 // dot products of bf16. Call ops_open() first.
 static DType ops_compute(void);
@@ -538,10 +543,10 @@ static void ops_head_norm_samples(Stream *s, float *dq_weights, float *dk_weight
                                   const HeadNorm *h);
 // norms += |dwte|^2 of the embedding, + |dwpe|^2 if it has positions. dwte sums the rows of
 // dout(rows*T, C) by token (by sorting, without a (T, V) matrix); dwpe has one row of dout for each
-// position.
+// position. Tokens are below Vp.
 static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
                                        const int32_t *tokens, bool positions, int64_t rows,
-                                       int64_t T, int64_t C);
+                                       int64_t T, int64_t C, int64_t Vp);
 // Cross term of a tied table: norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum
 // over t, s of dlogits[s, token_t] (x_s . dout_t), since a sample's gradient is the sum of both
 // uses of wte. x and dout are (rows*T, C); dlogits is (rows*T, Vp).

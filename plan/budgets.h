@@ -137,8 +137,15 @@ static inline size_t memory_advice_zero(const Plan *p, const MemoryNeed *need, b
     }
     return 0;
 }
+// Returns whether the run would fit without the scratch of cuDNN's attention.
+static inline bool memory_fits_own_attention(const Plan *p, const MemoryNeed *need) {
+    ops_own_attention(true);
+    const double needed = memory_still_needed(p, p->shape.rows, p->shape.recompute);
+    ops_own_attention(false);
+    return need->shares * needed <= need->there;
+}
 // Writes as text which flags make the run fit: a ZeRO stage; or half of the micro-batch, again and
-// again, without and with recomputation; or more ranks.
+// again, without and with recomputation; or own attention; or more ranks.
 static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *text, size_t bytes) {
     const bool given = p->shape.recompute;
     char zero[100];
@@ -161,6 +168,10 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
         if (rows < p->shape.rows) {
             n += snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows * replicas);
         }
+    }
+    if (memory_fits_own_attention(p, need)) {
+        n += snprintf(text + n, bytes - n, "%sTRAIN_GPT_OWN_ATTENTION=1 in the environment",
+                      n ? ", or " : "it fits with ");
     }
     if (!n) {
         const bool fits = memory_advice_zero(p, need, true, zero, sizeof zero);

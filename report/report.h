@@ -354,8 +354,10 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   m->rates.instructions, gflops);
     }
     if (*m->rates.device) {
-        print_row("device", "%s; MFU is the share of %.4g TFLOP/s; attention: %s", m->rates.device,
-                  m->rates.peak_flops_per_s / 1e12, ops_attention());
+        const char *reason = ops_attention_reason();
+        print_row("device", "%s; MFU is the share of %.4g TFLOP/s; attention: %s%s%s%s",
+                  m->rates.device, m->rates.peak_flops_per_s / 1e12, ops_attention(),
+                  *reason ? " (cuDNN: " : "", reason, *reason ? ")" : "");
     }
 }
 // Returns what the step of a plan for --cluster means.
@@ -472,7 +474,9 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     if (!o->dry_run) { text_add(line, ",\"steps\":%" PRId64, p->config->steps); }
     text_add(line, ",\"device\":");
     json_add_string(line, m->rates.device);
-    text_add(line, ",\"matmul\":\"%s\",\"attention\":\"%s\"", ops_products(), ops_attention());
+    text_add(line, ",\"matmul\":\"%s\",\"attention\":\"%s\",\"attention_reason\":", ops_products(),
+             ops_attention());
+    json_add_string(line, ops_attention_reason());
     json_add_field(line, "peak_flops", m->rates.peak_flops_per_s);
     text_add(line, ",\"rates\":{\"flops\":");
     json_add_number(line, m->rates.flops_per_s);

@@ -174,6 +174,7 @@ pip_install() {
 
 setup_python() { # LIBRARIES DATA
     local libraries data left
+    if [ -z "$1$2" ]; then return; fi
     if ! [ -x .venv/bin/pip ] && ! python3 -m venv .venv >/dev/null; then
         rm -rf .venv # half made, it would be taken for a whole one
         say "python3 cannot make a virtual environment: going on without Python packages"
@@ -197,7 +198,7 @@ setup_python() { # LIBRARIES DATA
 # cuDNN for the version of CUDA that nvcc is of, 13 where it comes from PyPI.
 setup_cudnn() {
     local nvcc version data=''
-    nvcc=$(command -v nvcc) || true
+    nvcc=$(realpath "$(command -v nvcc)" 2>/dev/null) || true
     version=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p') || true
     if ! works header cudnn_version.h && ! [ -e "${nvcc%/*/*}/include/cudnn_version.h" ]; then
         data="nvidia-cudnn-cu${version:-13}"

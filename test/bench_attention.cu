@@ -117,10 +117,10 @@ static void print_shape(Bench *b) {
              a->rows, a->T, attention_q_width(*a), a->heads, a->kv_heads);
     for (int backward = 0; backward < 2; backward++) { add_time(&line, b, 0, backward); }
 #ifdef USE_CUDNN
-    cudnn_off = false;
+    ops_own_attention(false);
     for (int backward = 0; backward < 2; backward++) { add_cudnn(&line, b, backward); }
     text_add(&line, ",\"attention\":\"%s\"", ops_attention());
-    cudnn_off = true;
+    ops_own_attention(true);
 #endif
     printf("%s}\n", line.text);
     fflush(stdout);
@@ -138,13 +138,9 @@ static void bench(Stream *s, AttentionShape a) {
                             .D = a.D};
     const int64_t n = tokens_of(&b) * attention_q_width(a),
                   all = tokens_of(&b) * attention_qkv_width(a);
-#ifdef USE_CUDNN
-    cudnn_off = false;
-#endif
+    ops_own_attention(false);
     s->workspace_bytes = ops_workspace_bytes(shape, 1);
-#ifdef USE_CUDNN
-    cudnn_off = true;
-#endif
+    ops_own_attention(true);
     s->workspace = take(s->workspace_bytes);
     b.qkv = random_reals(s, all, 1);
     b.dout = random_reals(s, n, 2);

@@ -246,7 +246,7 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
         BEST(best[0], ops_bias_samples(s, sums, norms, real(a), rows, T, 3 * C));
         BEST(best[1],
              ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
-        BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, true, rows, T, C));
+        BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, true, rows, T, C, V));
         BEST(best[3], ops_matmul_backward_weight_samples(s, gradient, real(b), real(a), factors,
                                                          rows, T, 3 * C, C, false));
         BEST(best[4], ops_sample_norms(s, norms, gradients, rows, n));

@@ -2,6 +2,7 @@
 // what attention_cudnn.cuh describes to it: tensors, options, scratch, refusals. Only what that
 // file calls. It refuses heads of more than 64 channels forward; its backward pass asks for the
 // scratch that cuDNN 9.19 has on an H200. Its arithmetic is plain loops in fp64, in one thread.
+// EMU_CUDNN_REFUSES=N: it refuses backward passes of N rows.
 #ifndef CUDNN_FRONTEND_H
 #define CUDNN_FRONTEND_H
 
@@ -187,6 +188,9 @@ struct Graph {
     error_t build(cudnnHandle_t handle, std::vector<HeurMode_t>) {
         const bool whole = options.causal && (backward ? options.deterministic : options.stats) &&
                            of[EMU_LSE]->type == DataType_t::FLOAT;
+        const char *refused = getenv("EMU_CUDNN_REFUSES");
+        emu_counts.cudnn_graphs++;
+        if (backward && refused && of[EMU_Q]->dim[0] == atoi(refused)) { return {"no such rows"}; }
         if (!handle || !whole) { return {"not what a training step needs"}; }
         for (int i = backward ? EMU_DQ : EMU_OUT; i < (backward ? EMU_TENSORS : EMU_DOUT); i++) {
             if (!of[i]->output) { return {"a result is virtual"}; }

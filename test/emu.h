@@ -26,7 +26,8 @@
 //            every call returns that error, as CUDA's do; no call names the kernel.
 // Counts     EMU_COUNTS=FILE writes JSON at the end: the number of the host's waits and of
 //            launches, both only inside (nvtx) ranges; the number of ranges; the maximum of device
-//            memory, and of work queued in a stream; the number of products with an epilogue.
+//            memory, and of work queued in a stream; the number of products with an epilogue; of
+//            graphs that cuDNN has built.
 // Libraries  The calls of cuBLASLt that the program uses, with their column-major meaning and their
 //            refusals. EMU_REFUSES=state: the first suggestion for a product has an error as its
 //            state, and must not be used. EMU_REFUSES=first: the library refuses to run the first
@@ -108,14 +109,17 @@ static struct EmuCounts {
     size_t device_bytes, peak_bytes;   // device memory now, and its maximum
     size_t queued;                     // maximum length of a stream's queue
     int64_t epilogues, bias_gradients; // products that were fused with something; with BGRADB
+    int64_t cudnn_graphs;
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
         fprintf(f,
                 "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_"
-                "bytes\":%zu,\"queued\":%zu,\"epilogues\":%lld,\"bias_gradients\":%lld}\n",
+                "bytes\":%zu,\"queued\":%zu,\"epilogues\":%lld,\"bias_gradients\":%lld,"
+                "\"cudnn_graphs\":%lld}\n",
                 (long long)waits, (long long)launches, (long long)ranges, (long long)profiled,
-                peak_bytes, queued, (long long)epilogues, (long long)bias_gradients);
+                peak_bytes, queued, (long long)epilogues, (long long)bias_gradients,
+                (long long)cudnn_graphs);
         fclose(f);
     }
 } emu_counts;

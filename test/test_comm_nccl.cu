@@ -172,7 +172,7 @@ static bool same_results(const Case *k, const Group *g, const Bounds *b, bool sl
 }
 // Collectives of a round for which NCCL is called, and calls: without emulation nobody counts them.
 static int expected_calls(const Group *g, const Bounds *b) {
-    const bool carried = g->n > 1 || (comm.ranks == 1 && nccl_asked(&comm));
+    const bool carried = g->n > 1 || (comm.ranks == 1 && environment_asks(ENVIRONMENT_NCCL_SHARED));
     int calls = 0;
     for (int i = 0; i < CASES; i++) {
         calls += cases[i].kind != COMM_ALL_TO_ALL && carried && b->slices[g->n];
@@ -468,7 +468,7 @@ int main(int argc, char **argv) {
         good = test_groups(processor);
         comm.transport.end(&comm);
     } else {
-        good = !nccl_asked(&comm);
+        good = !environment_asks(ENVIRONMENT_NCCL_SHARED);
     }
     staged_open(&comm, &stream, 2 * BYTES, STAGING, &messages);
     if (stuck) { return test_stuck(); }

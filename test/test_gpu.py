@@ -33,6 +33,7 @@ import unittest
 import harness
 from harness import (
     ALL,
+    EXIT_INPUT,
     EXIT_PEER,
     EXIT_RESOURCES,
     Job,
@@ -785,11 +786,93 @@ class Cudnn(TestCase):
         shape["model"] = "layers=1,heads=1,channels=8,vocab=101"
         self.check("cuDNN forward, own backward", **shape, steps=1)
 
+    def forecast(self, environment=(), **changes):
+        """The start of a run that nothing is measured for, and how many graphs cuDNN makes."""
+        counts = os.path.join(harness.scratch(), "counts")
+        environment = {"OMP_NUM_THREADS": "1", "EMU_COUNTS": counts, **dict(environment)}
+        given = dict(dry_run=1, json=1, cluster="1x1,tflops=1,memory=1", val_every=0)
+        words = harness.command_line({**self.SHAPE, "val": None, **given, **changes}, True)
+        said = Job(0, os.path.join(ROOT, self.PROGRAM), words=words, environment=environment).done()
+        return json.loads(said.out), json.loads(get(counts))["cudnn_graphs"]
+
+    def test_few_plans(self):
+        """One for each direction and number of rows that is computed, and one for planning,
+        however many numbers of rows a private run tries."""
+        private = dict(dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, shuffle=None)
+        large = dict(model="gpt2:124M", seq_len=1024, micro_batch=64, batch_tokens=2**19)
+        self.assertEqual(self.forecast(**private, **large)[1], 2)
+        model = "layers=1,heads=1,channels=8,vocab=64"
+        small = dict(seq_len=8, micro_batch=2, batch_tokens=24, val_every=0, val=None, model=model)
+        train = harness.shard([i * 7 % 64 for i in range(100)])
+        for changes, plans in ((private, (2, 4)), ({}, (4,))):  # of drawn rows, all may be 1
+            counts = os.path.join(harness.scratch(), "counts")
+            changes = dict(changes, **small, steps=2, dtype="bf16", train=train)
+            said = job(self.PROGRAM, 1, 0, {"EMU_COUNTS": counts}, **changes)[1]
+            self.assertNotIn("warning: own attention", said)
+            self.assertIn(json.loads(get(counts))["cudnn_graphs"], plans)
+
+    def test_some_rows_are_refused(self):
+        """cuDNN takes one row and not three: own attention computes them, and that is said."""
+        environment = {"EMU_CUDNN_REFUSES": "3"}
+        events, said = job(self.PROGRAM, 1, 0, environment, **self.SHAPE, steps=4)
+        line = "warning: own attention computes the backward pass of 3 sequences (cuDNN: no such"
+        self.assertEqual(said.count(line), 1, said)
+        own = self.check("own", {"TRAIN_GPT_OWN_ATTENTION": "1"})
+        self.assert_close(losses_of(events)[0], own, SAME_BF16)
+
+    def test_reason(self):
+        """Why it is not cuDNN, in the first lines and in the log."""
+        wide = "layers=1,heads=1,channels={},vocab=101"
+        asked = {"TRAIN_GPT_OWN_ATTENTION": "1"}
+        for attention, reason, environment, changes in (
+            ("cuDNN", "", {}, {}),
+            ("own", "TRAIN_GPT_OWN_ATTENTION is set", asked, {}),
+            ("own", "it is used in bf16 only", {}, {"dtype": "fp32"}),
+            ("own", "it takes heads of a multiple of 8", {}, {"model": wide.format(20)}),
+            ("own forward, cuDNN backward", 'no engine for "', {}, {"model": wide.format(72)}),
+        ):
+            with self.subTest(attention, **changes):
+                start, _ = self.forecast(environment, **changes)
+                self.assertEqual(start["attention"], attention)
+                self.assertIn(reason, start["attention_reason"])
+                self.assertEqual(start["attention_reason"] == "", reason == "")
+        binary = os.path.join(ROOT, self.PROGRAM)
+        said = Job(1, binary, environment=asked, **{**FLAGS, **self.SHAPE}, steps=0).done().out
+        shown = "; attention: own (cuDNN: TRAIN_GPT_OWN_ATTENTION is set)"
+        self.assertEqual(" ".join(said.split()).count(shown), 1, said)
+
+    def test_ranks_differ(self):
+        """A switch that only one of the ranks has."""
+        binary = os.path.join(ROOT, self.PROGRAM)
+        words = " ".join(map(shlex.quote, harness.command_line(self.SHAPE, True)))
+        for name in ("TRAIN_GPT_OWN_ATTENTION", "TRAIN_GPT_NCCL_SHARED"):
+            ranks = [f"-np 1 env {name}={on} {binary} {words}" for on in (0, 1)]
+            command = f"exec mpirun --oversubscribe {' : '.join(ranks)}"
+            said = Job(2, binary, shell=command).done(EXIT_INPUT).err
+            self.assertIn(f"{name} must be the same on all ranks; it is off on this one", said)
+            self.assertIn(f"\n  hint: mpirun -x {name} ", said)
+
+    def test_scratch_does_not_fit(self):
+        """The hint names what goes without it."""
+        train = harness.shard([i % 101 for i in range(1 << 14)])
+        shape = dict(self.SHAPE, seq_len=256, micro_batch=32, batch_tokens=1 << 13, train=train)
+        own, binary = {"TRAIN_GPT_OWN_ATTENTION": "1"}, os.path.join(ROOT, self.PROGRAM)
+        needed = [
+            self.forecast(environment, **shape)[0]["predicted"]["memory"]["device"]
+            for environment in ({}, own)
+        ]
+        between = {"OMP_NUM_THREADS": "1", "EMU_DEVICE_MEMORY": str(sum(needed) // 2 * 64 // 63)}
+        changes = dict(shape, steps=0, val_every=0, threads=1)
+        said = Job(1, binary, environment=between, **changes).done(EXIT_RESOURCES).err
+        self.assertIn(", or TRAIN_GPT_OWN_ATTENTION=1 in the environment\n", said)
+
     def test_does_not_start(self):
         environment = {"EMU_NO_CUDNN": "1"}
         _, said = job(self.PROGRAM, 1, EXIT_RESOURCES, environment, **self.SHAPE)
         self.assertIn("cuDNN does not start\n  hint: TRAIN_GPT_OWN_ATTENTION=1 goes without", said)
         self.check("own", {**environment, "TRAIN_GPT_OWN_ATTENTION": "1"})
+        self.check("own", environment, dtype="fp32")
+        self.check("own", environment, model="layers=1,heads=1,channels=20,vocab=101")
 
 
 class Compiler(unittest.TestCase):

@@ -200,6 +200,7 @@ static const Case cases[] = {
     {BIAS_SAMPLES, 3, 7, 0, 37, 0, 3},
     {BIAS_SAMPLES, 2, 65, 0, 300, 0, 2},
     {BIAS_SAMPLES, 5, 1, 0, 128, 0, 2},
+    {BIAS_SAMPLES, 3, 256, 0, 40, 0, 2}, // on a GPU in several pieces of a sample
     {BIAS_SAMPLES, 2, 0, 0, 20, 0, 2},
     {BIAS_SAMPLES, 0, 7, 0, 20, 0, 2},
     // rows, T, C
@@ -207,6 +208,7 @@ static const Case cases[] = {
     {LAYERNORM_SAMPLES, 3, 7, 37, 0, 0, 3},
     {LAYERNORM_SAMPLES, 2, 65, 300, 0, 0, 2},
     {LAYERNORM_SAMPLES, 4, 1, 130, 0, 0, 2},
+    {LAYERNORM_SAMPLES, 2, 130, 20, 0, 0, 2},
     {LAYERNORM_SAMPLES, 2, 0, 20, 0, 0, 2},
     {LAYERNORM_SAMPLES, 0, 7, 20, 0, 0, 2},
     // rows, T, C, V; variant 1: all tokens of a sample equal; 2: no positions
@@ -332,6 +334,7 @@ static const Case cases[] = {
     {HEAD_NORM, 0, 9, 32, 2, 0, 2},
     // rows, T, C
     {RMSNORM_SAMPLES, 1, 1, 1, 0, 0, 1},
+    {RMSNORM_SAMPLES, 2, 128, 9, 0, 0, 2},
     {RMSNORM_SAMPLES, 3, 7, 37, 0, 0, 3},
     {RMSNORM_SAMPLES, 2, 65, 300, 0, 0, 2},
     {RMSNORM_SAMPLES, 4, 1, 130, 0, 0, 2},
@@ -1383,7 +1386,7 @@ static void embedding_norms_run(const Case *c, Stream *s, float **in, float *out
     double *norms = norms_before(c);
     int32_t *tokens = tokens_from(c, in[1]);
     ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens,
-                               c->variant < 2, c->rows, c->T, c->C);
+                               c->variant < 2, c->rows, c->T, c->C, c->other);
     put_norms(c, s, out, norms, 0, 1.0);
     ops_free(tokens);
 }
@@ -2641,10 +2644,22 @@ static void test_equal_tokens(void **state) {
         }
         *norm = 0.0;
         ops_embedding_sample_norms(&s, norm, (const Real *)(const void *)dout, tokens, false, 1,
-                                   100, C);
+                                   100, C, INT32_MAX);
         ops_wait(&s);
         assert_true(*norm == C * (50.0 * 50.0 + 100.0 * 100.0));
     }
+#ifdef EMU_H // a vocabulary of 9 or 10 bits is sorted by one or two digits
+    for (int64_t most = 512; most <= 513; most++) {
+        for (int64_t t = 0; t < 100; t++) { tokens[t] = 0; }
+        nvtxRangePushA("counted");
+        const int64_t before = emu_counts.launches;
+        ops_embedding_sample_norms(&s, norm, (const Real *)(const void *)dout, tokens, false, 1,
+                                   100, C, most);
+        assert_int_equal(emu_counts.launches - before, most - 511 + 2); // the squares, their sum
+        nvtxRangePop();
+        ops_wait(&s);
+    }
+#endif
     ops_free(norm);
     ops_free(dout);
     ops_free(dwte);

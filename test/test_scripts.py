@@ -1611,12 +1611,15 @@ done
     def test_cudnn(self):
         """Attention by cuDNN where all its headers are found, and what was built is said."""
         bodies = {"found": self.COMPILER}
-        for header in harness.sample(["cudnn_version.h", "cudnn_frontend_version.h", "nvrtc.h"], 1):
+        cudnn = harness.sample(["cudnn_version.h", "cudnn_frontend_version.h"], 1)
+        for header in ["nvrtc.h", *cudnn]:
             absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
             bodies[header] = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
         for header, body in bodies.items():
             self.write("bin/mpicc", body).chmod(0o755)
-            none = "own attention only; scripts/setup.sh cuda installs what cuDNN's needs "
+            package = header == "nvrtc.h"  # of the toolkit, which setup.sh leaves as it is
+            by = "NVIDIA's package cuda-nvrtc-dev" if package else "scripts/setup.sh cuda"
+            none = f"own attention only; {by} installs what cuDNN's needs "
             none += f"(no {header})"
             said = {
                 "": none if header != "found" else "attention by cuDNN; make cuda USE_CUDNN=0 ",
@@ -1629,7 +1632,7 @@ done
                     words += [variable] * bool(variable)
                     if header != "found" and variable == "USE_CUDNN=1":
                         text = self.refused(*words)
-                        self.assertIn(f"USE_CUDNN=1: no {header}: scripts/setup.sh cuda ins", text)
+                        self.assertIn(f"USE_CUDNN=1: no {header}: {by} installs it\n", text)
                         continue
                     text = self.make(*words)[0]
                     self.assertEqual(text.count(f"train_gpt_cuda: {line}"), 1, text)
@@ -1705,7 +1708,7 @@ class Setup(InFolder):
             (self.folder / name).mkdir()
         self.script = self.folder / "scripts/setup.sh"
         self.script.write_bytes((SCRIPTS / "setup.sh").read_bytes())
-        for tool in ("bash", "cut", "dirname", "env", "mkdir", "paste", "rm", "sed"):
+        for tool in ("bash", "cut", "dirname", "env", "mkdir", "paste", "realpath", "rm", "sed"):
             (self.folder / "bin" / tool).symlink_to(
                 run("bash", "-c", f"command -v {tool}").stdout.strip()
             )
@@ -1875,11 +1878,23 @@ class Setup(InFolder):
             "a compiler that is there is taken, and cuDNN fetched for it",
         )
         self.write("include/cudnn_version.h", "")
+        (self.folder / "cuda/bin").mkdir(parents=True)
         self.assertRegex(
             self.setup_sh("cuda").stderr, "^setup: installing into .venv: nvidia-cudnn-frontend\n"
         )
+        (self.folder / "bin/nvcc").rename(self.folder / "cuda/bin/nvcc")
+        (self.folder / "bin/nvcc").symlink_to(self.folder / "cuda/bin/nvcc")
+        (self.folder / "include").rename(self.folder / "cuda/include")
+        self.assertRegex(
+            self.setup_sh("cuda").stderr,
+            "^setup: installing into .venv: nvidia-cudnn-frontend\n",
+            "the toolkit is where its compiler is, not where a link to it is",
+        )
         self.tool("gcc")
-        self.assertEqual(self.setup_sh("cuda").stderr, "", "headers that are found are taken")
+        shutil.rmtree(self.folder / ".venv")
+        for part in ("cuda", "cudnn"):
+            self.assertEqual(self.setup_sh(part).stderr, "", "headers that are found are taken")
+        self.assertFalse((self.folder / ".venv").exists(), "nothing is missing, nothing is written")
 
     def test_usage(self):
         self.setup_sh(status=EXIT_INPUT)

@@ -377,7 +377,8 @@ static inline double embedding_squares(const Real *dout, const uint64_t *order, 
 }
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
                                               const int32_t *tokens, bool positions, int64_t rows,
-                                              int64_t T, int64_t C) {
+                                              int64_t T, int64_t C, int64_t Vp) {
+    (void)Vp;
     const ClipSpace k = thread_clip_space(s, rows, T);
     const int64_t slices = ceil_div(C, CLIP_SLICE);
     assert(slices <= CLIP_PARTS);

@@ -45,6 +45,8 @@ static inline void ops_open(Stream *s, int place, DType real) {
 static inline void ops_close(Stream *s) { (void)s; }
 static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
 static inline const char *ops_attention(void) { return "own"; }
+static inline const char *ops_attention_reason(void) { return ""; }
+static inline void ops_own_attention(bool own) { (void)own; }
 static inline DType ops_compute(void) { return cpu_compute; }
 static inline void ops_compute_in(DType compute) { cpu_compute = compute; }
 static inline const char *ops_products(void) { return gemm_of_reals(); }

@@ -5,7 +5,7 @@
 // Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
 // dot products of bf16: by this program's own kernel where it has AMX (gemm_tiles.h), else by the
 // library, with AVX512-BF16. Elsewhere blocks of them are converted to fp32 first, and only the
-// rounding of the sums differs. TRAIN_GPT_TILES=0 (environment) leaves AMX to the library.
+// rounding of the sums differs. TRAIN_GPT_LIBRARY_PRODUCTS=1 (environment) leaves all to the library.
 //
 // The inner dimension is cut into slices by a rule of its length alone. With AVX-512 oneDNN adds
 // the terms of a slice in one order, whatever the other two dimensions are. So an element of the
@@ -40,8 +40,7 @@ static bool cpu_tiles;                 // products in bf16 are those of gemm_til
 // count as parallel, so the library would start a team there.
 static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
 static inline bool gemm_open_tiles(void) {
-    const char *asked = getenv("TRAIN_GPT_TILES");
-    return !(asked && !strcmp(asked, "0")) && tiles_open();
+    return !environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) && tiles_open();
 }
 // Prepares products of Reals.
 static inline void gemm_open(DType real) {

@@ -590,6 +590,23 @@ static inline const char *ops_attention(void) {
     return "own";
 #endif
 }
+static inline const char *ops_attention_reason(void) {
+#ifdef USE_CUDNN
+    static char text[200];
+    snprintf(text, sizeof text, "%s", cudnn_reason().c_str());
+    show_plainly(text);
+    return text;
+#else
+    return "not in this build";
+#endif
+}
+static inline void ops_own_attention(bool own) {
+#ifdef USE_CUDNN
+    cudnn_off = own || environment_asks(ENVIRONMENT_OWN_ATTENTION);
+#else
+    (void)own;
+#endif
+}
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv,
                                          AttentionShape shape) {
     if (shape.rows * shape.T == 0) { return; }

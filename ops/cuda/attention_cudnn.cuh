@@ -4,16 +4,14 @@
 //
 // Layout  is that of ops.h, described to cuDNN by strides: q, k and v are (rows, heads, T, D)
 //         inside qkv, so nothing is copied. cuDNN's statistics are the lse of ops.h.
-// Plans   One per shape and direction, only for the sequence length of training. A plan is made at
-//         first use and never dropped: CUDA graphs that were recorded with it use its kernels.
-//         attention_cuda.cuh's own kernels are used, for this direction alone, where cuDNN refuses
-//         a shape, or needs more scratch than CUDNN_SCRATCH.
+// Plans   One per shape and direction. A plan is made at first use and never dropped: CUDA graphs
+//         that were recorded with it use its kernels. attention_cuda.cuh's own kernels are used,
+//         for this direction alone, where cuDNN refuses a shape, or needs more scratch than
+//         CUDNN_SCRATCH, and for shapes that no workspace was planned for: generated text's.
 // Sums    Backward uses the deterministic algorithm. The same call gives the same bits.
-// Scratch That algorithm keeps the gradients of all scores in bf16, rows x heads x T x T, and a
-//         number of fp32 per row of scores: 2 T / D + 4 / D bytes per channel of queries of each
-//         token (and 256 bytes). Predictions of cuDNN 9.19 on an H200 have just that for GPT-2; it
-//         may add dk and dv of all heads of queries, in fp32, where heads share keys: 8. So heads
-//         of 64 are taken up to T = 2048 (64.06, or 72.06), heads of 128 up to 4096.
+// Scratch That algorithm keeps the gradients of all scores (docs/gpu.md: Attention). It grows with
+//         the rows at most in proportion, so the plan of one row decides for any number of them,
+//         and says how much they need. A plan for more rows is made only when they are computed.
 // Tests   test/cudnn_frontend.h stands in for cuDNN on the emulation; nvcc compiles this file.
 #ifndef ATTENTION_CUDNN_CUH
 #define ATTENTION_CUDNN_CUH
@@ -27,8 +25,7 @@
 #include <string>                    // reasons
 #include <unordered_map>             // graphs take their tensors by number
 
-// The limit, in bytes per channel of queries of each token: what two blocks of GPT-2 keep of their
-// activations.
+// The limit, in bytes per channel of queries of each token.
 enum { CUDNN_SCRATCH = 80 };
 // numbers of the tensors in a graph
 enum {
@@ -56,9 +53,9 @@ typedef struct {
 } CudnnPlan;
 static std::deque<CudnnPlan> cudnn_plans; // a plan keeps its address when others are added
 static CudnnPlan cudnn_refused;
-static bool cudnn_off = env_flag("TRAIN_GPT_OWN_ATTENTION");
-static int64_t cudnn_T;            // sequence length of training
-static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
+static bool cudnn_off = environment_asks(ENVIRONMENT_OWN_ATTENTION);
+static AttentionShape cudnn_shape; // that the workspace was last planned for
+static cudnnHandle_t cudnn_handle; // created with the first graph, for this process's one device
 
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
 // shape_heads describes a tensor (rows, heads, T, D) whose tokens are `stride` elements apart;
@@ -96,6 +93,9 @@ template <class Attributes> static inline Attributes causal(const CudnnKey *k) {
 static inline void make_cudnn_graph(CudnnPlan *p) {
     const CudnnKey *k = &p->key;
     const auto g = std::make_shared<CudnnGraph>();
+    if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) {
+        die(EXIT_RESOURCES, "TRAIN_GPT_OWN_ATTENTION=1 goes without it", "cuDNN does not start");
+    }
     const auto fp32 = cudnn_frontend::DataType_t::FLOAT;
     g->set_io_data_type(cudnn_frontend::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fp32)
@@ -132,11 +132,12 @@ static inline void make_cudnn_graph(CudnnPlan *p) {
         p->reason = built.get_message();
     }
 }
-static inline void make_cudnn_plan(CudnnPlan *p) {
-    const AttentionShape *a = &p->key.shape;
-    const int64_t most = CUDNN_SCRATCH * a->rows * a->T * attention_q_width(*a);
-    if (gpu_real != DTYPE_BF16 || a->D % 8) {
-        p->reason = "cuDNN is asked for bf16, and heads of a multiple of 8 channels"; // aligned
+// most: bytes of scratch
+static inline void make_cudnn_plan(CudnnPlan *p, int64_t most) {
+    if (gpu_real != DTYPE_BF16 || p->key.shape.D % 8) {
+        p->reason = gpu_real != DTYPE_BF16
+                        ? "it is used in bf16 only"
+                        : "it takes heads of a multiple of 8 channels"; // aligned
         return;
     }
     make_cudnn_graph(p);
@@ -147,36 +148,60 @@ static inline void make_cudnn_plan(CudnnPlan *p) {
         p->scratch = 0;
     }
 }
-static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
-    if (cudnn_off) { return &cudnn_refused; }
-    for (CudnnPlan &p : cudnn_plans) {
+static inline const CudnnPlan *known_plan(const CudnnKey &key) {
+    for (const CudnnPlan &p : cudnn_plans) {
         if (!memcmp(&p.key, &key, sizeof key)) { return &p; }
     }
-    if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) {
-        die(EXIT_RESOURCES, "TRAIN_GPT_OWN_ATTENTION=1 goes without it", "cuDNN does not start");
-    }
-    if (key.shape.T != cudnn_T) { return &cudnn_refused; }
+    return NULL;
+}
+static inline const CudnnPlan *find_or_make_plan(const CudnnKey &key, int64_t most) {
+    const CudnnPlan *known = known_plan(key);
+    if (known) { return known; }
     cudnn_plans.push_back({key, NULL, 0, ""});
-    make_cudnn_plan(&cudnn_plans.back());
+    make_cudnn_plan(&cudnn_plans.back(), most);
     return &cudnn_plans.back();
 }
-// Returns what computes attention at the sequence length of training.
+// Returns the plan for one row of a shape, which decides for all.
+static inline const CudnnPlan *plan_of_row(AttentionShape shape, int64_t backward) {
+    shape.rows = 1;
+    return find_or_make_plan({shape, backward}, CUDNN_SCRATCH * shape.T * attention_q_width(shape));
+}
+static inline const CudnnPlan *find_cudnn_plan(CudnnKey key) {
+    CudnnKey of_row = key;
+    of_row.shape.rows = 1;
+    const CudnnPlan *row = known_plan(of_row);
+    if (cudnn_off || !row || !row->graph) { return row ? row : &cudnn_refused; }
+    const bool known = known_plan(key);
+    const CudnnPlan *p = find_or_make_plan(key, key.shape.rows * row->scratch);
+    if (!p->graph && !known && speaker.rank == 0) {
+        fprintf(stderr,
+                "warning: own attention computes the %s pass of %" PRId64
+                " sequences (cuDNN: %s)\n",
+                key.backward ? "backward" : "forward", key.shape.rows, p->reason.c_str());
+    }
+    return p;
+}
+static inline int64_t cudnn_scratch_bytes(OpsShape s) {
+    cudnn_shape = ops_attention_shape(s);
+    if (cudnn_off) { return 0; }
+    return s.rows *
+           max_i64(plan_of_row(cudnn_shape, 0)->scratch, plan_of_row(cudnn_shape, 1)->scratch);
+}
+// Returns what computes attention of the planned shape.
 static inline const char *cudnn_attention(void) {
     static const char *const names[2][2] = {{"own", "own forward, cuDNN backward"},
                                             {"cuDNN forward, own backward", "cuDNN"}};
-    bool by[2] = {false, false};
-    for (const CudnnPlan &p : cudnn_plans) {
-        if (p.graph && p.key.shape.T == cudnn_T) { by[p.key.backward] = !cudnn_off; }
-    }
-    return names[by[0]][by[1]];
+    if (cudnn_off) { return names[0][0]; }
+    return names[!!plan_of_row(cudnn_shape, 0)->graph][!!plan_of_row(cudnn_shape, 1)->graph];
 }
-static inline int64_t cudnn_scratch_bytes(OpsShape s) {
-    const AttentionShape shape = ops_attention_shape(s);
-    const CudnnKey forward = {shape, 0}, backward = {shape, 1};
-    cudnn_T = s.T;
-    const int64_t of_forward = find_cudnn_plan(forward)->scratch,
-                  of_backward = find_cudnn_plan(backward)->scratch;
-    return max_i64(of_forward, of_backward);
+// Returns why cuDNN does not compute it, or "".
+static inline std::string cudnn_reason(void) {
+    if (cudnn_off) { return "TRAIN_GPT_OWN_ATTENTION is set"; }
+    const std::string forward = plan_of_row(cudnn_shape, 0)->reason,
+                      backward = plan_of_row(cudnn_shape, 1)->reason;
+    return forward.empty() || forward == backward ? backward
+           : backward.empty()                     ? forward
+                                                  : forward + "; " + backward;
 }
 // Returns false, and does nothing, if there is no plan for the key.
 static inline bool run_cudnn(Stream *s, CudnnKey key, std::unordered_map<int64_t, void *> tensors) {

@@ -87,22 +87,61 @@ static inline void ops_sample_norms(Stream *s, double *norms, const float *in, i
                                     int64_t n) {
     start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n);
 }
+// Sums over the rows of a sample, as in column_partials(), in equal pieces: few samples alone would
+// leave most of a GPU idle. The number of pieces depends on T alone.
+enum { SAMPLE_PIECES = 16, PIECE_ROWS = 8 * COLUMN_ROWS }; // at most; at least
+static inline int64_t sample_pieces(int64_t T) {
+    int64_t pieces = 1;
+    while (pieces < SAMPLE_PIECES && T % (2 * pieces) == 0 && T / (2 * pieces) >= PIECE_ROWS) {
+        pieces *= 2;
+    }
+    return pieces;
+}
+// sums(rows, C) = the sums of each row's `pieces` rows of parts(rows * pieces, C), in order
+__global__ void add_pieces_kernel(float *sums, const float *parts, int64_t pieces, int64_t C,
+                                  int64_t n) {
+    const int64_t i = thread_index();
+    float total = 0.0f;
+    if (i >= n) { return; }
+    for (int64_t p = 0; p < pieces; p++) { total += parts[(i / C * pieces + p) * C + i % C]; }
+    sums[i] = total;
+}
+static inline void sample_sums(Stream *s, float *weights, float *biases, const Real *dout,
+                               const Real *in, const float *mean, const float *rstd, int64_t rows,
+                               int64_t T, int64_t C) {
+    const int64_t pieces = sample_pieces(T), n = rows * pieces * C;
+    float *to[] = {weights, biases}, *parts[] = {weights, biases}, *room = (float *)scratch(s);
+    for (int i = 0; i < 2 && pieces > 1; i++) {
+        if (to[i]) {
+            parts[i] = room;
+            room += n;
+        }
+    }
+    assert((char *)room <= (char *)s->workspace + s->workspace_bytes);
+    column_partials(s, parts[0], parts[1], C, dout, in, mean, rstd, rows * T, C, rows * pieces,
+                    T / pieces);
+    for (int i = 0; i < 2 && pieces > 1; i++) {
+        if (!to[i]) { continue; }
+        launch(s, add_pieces_kernel, blocks_for(rows * C, THREADS), to[i], parts[i], pieces, C,
+               rows * C);
+    }
+}
 static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout,
                                     int64_t rows, int64_t T, int64_t OC) {
-    column_partials(s, NULL, sums, OC, dout, NULL, NULL, NULL, rows * T, OC, rows, T);
+    sample_sums(s, NULL, sums, dout, NULL, NULL, NULL, rows, T, OC);
     ops_sample_norms(s, norms, sums, rows, OC);
 }
 static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms,
                                          const Real *dout, const Real *in, const float *mean,
                                          const float *rstd, int64_t rows, int64_t T, int64_t C) {
-    column_partials(s, dweights, dbiases, C, dout, in, mean, rstd, rows * T, C, rows, T);
+    sample_sums(s, dweights, dbiases, dout, in, mean, rstd, rows, T, C);
     ops_sample_norms(s, norms, dweights, rows, C);
     ops_sample_norms(s, norms, dbiases, rows, C);
 }
 static inline void ops_rmsnorm_samples(Stream *s, float *dweights, double *norms, const Real *dout,
                                        const Real *in, const float *rstd, int64_t rows, int64_t T,
                                        int64_t C) {
-    column_partials(s, dweights, NULL, C, dout, in, NULL, rstd, rows * T, C, rows, T);
+    sample_sums(s, dweights, NULL, dout, in, NULL, rstd, rows, T, C);
     ops_sample_norms(s, norms, dweights, rows, C);
 }
 static inline void ops_head_norm_samples(Stream *s, float *dq_weights, float *dk_weights,
@@ -140,10 +179,10 @@ __global__ void embedding_norms_kernel(double *norms, double *parts, const R *do
 }
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout,
                                               const int32_t *tokens, bool positions, int64_t rows,
-                                              int64_t T, int64_t C) {
+                                              int64_t T, int64_t C, int64_t Vp) {
     if (rows * T == 0) { return; }
     const int32_t *order = order_tokens(s, (int32_t *)((double *)scratch(s) + rows * T), tokens,
-                                        rows, T, INT32_MAX); // after the partial sums
+                                        rows, T, Vp); // after the partial sums
     FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, dout, tokens, order,
                          positions, T, C));
 }
@@ -487,8 +526,9 @@ static inline void ops_crossing_norms(Stream *s, double *norms, const double *ot
 }
 
 // Scratch for partial sums: of pairs of tiles, or of tiles of a gradient; of positions, together
-// with the order of tokens; of the pieces of a whole gradient, which is computed for one sample at
-// a time. The gradient is that of wte or of a block, which has fewer than 16 C^2 elements.
+// with the order of tokens; of the pieces of vectors; of the pieces of a whole gradient, which is
+// computed for one sample at a time. The gradient is that of wte or of a block, which has fewer
+// than 16 C^2 elements.
 static inline int64_t clip_scratch_bytes(OpsShape shape) {
     const int64_t lines = ceil_div(shape.T, PLAIN_EDGE),
                   widest = max_i64(ops_widest(shape), shape.Vp);
@@ -496,8 +536,10 @@ static inline int64_t clip_scratch_bytes(OpsShape shape) {
         max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
     const int64_t of_samples =
                       shape.rows * max_i64(8 * tiles, 8 * shape.T + 4 * order_numbers(shape.T)),
+                  of_vectors = 4 * shape.rows * sample_pieces(shape.T) *
+                               max_i64(ops_widest(shape), 2 * shape.C),
                   of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
-    return max_i64(of_samples, of_one);
+    return max_i64(max_i64(of_samples, of_vectors), of_one);
 }
 
 // --- clipping ------------------------------------------------------------------------------------
