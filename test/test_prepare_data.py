@@ -8,12 +8,15 @@ Standard library only; what needs a package of scripts/setup.sh data is skipped 
 """
 
 import gzip
+import hashlib
+import itertools
 import json
 import os
 import random
 import re
 import shlex
 import signal
+import string
 import struct
 import subprocess
 import time
@@ -823,6 +826,163 @@ class TwoCommands(Prepares):
         (self.out / ".t.stamp").unlink()
         set_ = dict(bare, **dict.fromkeys(settings, "1"))
         self.assertIn("train with: mpirun", self.prepare(self.folder / "library", env=set_)[1])
+
+
+class English(InFolder):
+    """scripts/recipes/english_corpus.py on packages made up here; nothing is downloaded."""
+
+    PROSE = (
+        "The {} of this program is written by hand, and it is read by those who want to know what"
+        " all of its parts do when they are used."
+    )
+
+    def package(self, name, reader, files, kind="guide", version="1:2.0-1"):
+        """Builds NAME_1%3a2.0-1_all.deb and returns its line of the list."""
+        tree = self.folder / f"tree-{name}"
+        control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nDescription: text\n"
+        control += "Maintainer: A <a@example.org>\n"
+        licence = "Files: *\nCopyright: 2000 A\nLicense: GFDL-1.3\n\nLicense: other\n text\n"
+        files = files | {"DEBIAN/control": control, f"usr/share/doc/{name}/copyright": licence}
+        for path, data in files.items():
+            self.write(f"tree-{name}/{path}", data)
+        packages = self.folder / "data/english/packages"
+        packages.mkdir(parents=True, exist_ok=True)
+        file = packages / f"{name}_{version.replace(':', '%3a')}_all.deb"
+        made = output_of("dpkg-deb", "-b", tree, file)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return f"{name} {version} {digest} {kind} {reader} usr/share/**/* !copyright\n"
+
+    def make(self, lines, *arguments, code=0):
+        """The text of each document by its path."""
+        out = self.folder / "data/english"
+        script = SCRIPTS / "recipes/english_corpus.py"
+        made = output_of(
+            *(PYTHON, script, "--no-download", "--list", self.write("list.txt", *lines)),
+            *("--out", out, *(arguments or ("--tokens", "0"))),
+        )
+        self.assertEqual(made.returncode, code, made.stderr)
+        if code:
+            return made.stderr.decode()
+        records = (out / "documents.jsonl").read_text().splitlines()
+        records = [json.loads(record) for record in records]
+        return {record["path"].split("/")[-1]: record["text"] for record in records}
+
+    def prose(self, *names):
+        return [self.PROSE.format(name) for name in names]
+
+    @need("lxml")
+    def test_pages(self):
+        first, second, third, fourth = self.prose("manual", "index", "menu", "end")
+        fifth = self.PROSE.format("last <em>page</em>")
+        page = f"""<html class="sidebar-visible"><head><title>Its title</title></head><body>
+            <div class="related"><p>{self.PROSE.format("navigation")}</p></div>
+            <h1>First¶</h1><p>{first}</p><pre>int x = 1;</pre><h2>Without text</h2>
+            <h2>Second</h2><ul><li>{second}</li><li>short</li></ul>
+            <p><a href="x">{self.PROSE.format("link")}</a></p>
+            <table><tr><td>0x7f</td><td>{third}</td></tr></table>
+            <p>foo_bar(int a) foo::bar [a, b] the of x_y = c->d and it is (a_b)</p>
+            <p>Der Text ist auf Deutsch und hat keine der Wörter, nach denen gesucht wird.</p>
+            <p>{fourth}</p><p>{fifth}</p></body></html>"""
+        api = "".join(f"<p>int call_{i}(void *argument_{i}, size_t size);</p>" for i in range(99))
+        files = {"usr/share/a.html": page, "usr/share/b.html": page}
+        files["usr/share/api.html"] = f"<p>{'</p><p>'.join(self.prose(*'abcd'))}</p>{api}"
+        found = self.make([self.package("one", "html", files)])
+        last = self.PROSE.format("last page")
+        expected = ["First", first, "Second", second, third, fourth, last]
+        self.assertEqual(found, {"a.html": "\n\n".join(expected)}, "the copy is left out")
+        table = (self.folder / "data/english/packages.md").read_text()
+        self.assertIn("| one | 1:2.0-1 | guide | GFDL-1.3 | 1 |", table)
+
+    def test_other_readers(self):
+        names = iter(f"{a} {b}" for a in ("small", "large", "old", "new") for b in "abcdef")
+        some = lambda: "\n\n".join(self.prose(*(f"{next(names)} {i}" for i in "abcdef")))
+        pod = f"=head1 NAME\n\nB<Perl> {some()}\n\n    code $x\n\n=over\n\n=cut\n"
+        entries = "".join(f"W{i} \\W\\, n.\n   {x}\n" for i, x in enumerate(self.prose(*"pqrstu")))
+        packed = lambda text: gzip.compress(text.encode())
+        text = some().replace(" it ", "\nit ") + "\n\n        indented, and it is not of this text"
+        lines = [
+            self.package("p", "pod", {"usr/share/x.pod": pod}),
+            self.package("d", "dictionary", {"usr/share/x.dict.dz": packed(entries)}),
+            self.package("g", "strings", {"usr/share/x.json": json.dumps({"a": some()})}),
+            self.package("t", "text", {"usr/share/x.txt.gz": packed(text)}),
+        ]
+        found = self.make(lines)
+        self.assertEqual(set(found), {"x.pod", "x.dict.dz", "x.json", "x.txt.gz"})
+        self.assertTrue(found["x.pod"].startswith("NAME\n\nPerl The small a a of"))
+        self.assertNotIn("code", found["x.pod"])
+        self.assertTrue(found["x.dict.dz"].startswith("W0\n\nThe p of"))
+        self.assertEqual(found["x.txt.gz"].count("\n"), 10, "wrapped lines are joined")
+        self.assertNotIn("indented", found["x.txt.gz"])
+        again = (self.folder / "data/english/documents.jsonl").read_bytes()
+        self.make(lines)
+        self.assertEqual((self.folder / "data/english/documents.jsonl").read_bytes(), again)
+
+    @need("lxml", "tokenizers", "numpy")
+    def test_shards(self):
+        pages = {}
+        for a, b in itertools.product(string.ascii_lowercase, "abcdefgh"):
+            words = (f"{word} {a}{b}" for word in ("page", "book", "word", "line", "list"))
+            pages[f"usr/share/{a}{b}.html"] = "".join(f"<p>{x}</p>" for x in self.prose(*words))
+        found = self.make([self.package("one", "html", pages)], "--tokens", "300")
+        self.assertEqual(len(found), len(pages))
+        names = {path.name for path in (self.folder / "data").glob("english_*")}
+        self.assertLessEqual(
+            {"english_train_000000.bin", "english_val_000000.bin", "english_tokenizer.bin"}, names
+        )
+        figures = output_of(PYTHON, SCRIPTS / "ngram.py", self.folder / "data/english")
+        self.assertEqual(figures.returncode, 0, figures.stderr)
+        size = re.search(rb"validation \d+ tokens, (\d+) bytes", figures.stdout)[1]
+        self.assertTrue(0 < int(size) < 0.1 * sum(len(text.encode()) for text in found.values()))
+        self.assertEqual(figures.stdout.count(b" bits per byte"), 7)
+
+    def test_refused(self):
+        line = self.package("one", "text", {"usr/share/a.txt": "short"})
+        self.assertIn("no prose", self.make([line], code=2))
+        self.assertIn("checksum", self.make([line.replace(line.split()[2], "0" * 64)], code=2))
+        self.assertIn("not in", self.make([line.replace("one", "two")], code=3))
+        self.assertIn("no package", self.make(["one 1 2 3\n"], code=2))
+
+
+# ngram.py against counting in dictionaries, and the sum over all tokens behind each context.
+NGRAM = """
+import sys; sys.path.insert(0, sys.argv[1])
+import random, numpy as np, ngram
+draw, size = random.Random(5), 6
+train = [draw.choice([0, 1, 1, 2, 3]) for _ in range(300)]
+def bigram(a, b):
+    pairs = list(zip(train[-1:] + train, train))
+    kinds = set(pairs)
+    discount = lambda counts: counts.count(1) / (counts.count(1) + 2 * counts.count(2) or 1)
+    before = [sum(y == w for _, y in kinds) for w in range(size)]  # contexts of each token
+    counts = [pairs.count(pair) for pair in kinds]
+    low = discount([n for n in before if n]) if before.count(1) else 0.5
+    high = discount(counts) if counts.count(1) else 0.5
+    one = (max(before[b] - low, 0) + low * sum(map(bool, before)) / size) / len(kinds)
+    if a not in train:
+        return one
+    behind = len({y for x, y in kinds if x == a})
+    rest = high * behind * one
+    return (max(pairs.count((a, b)) - high, 0) + rest) / sum(x == a for x, _ in pairs)
+for context in ([0, 1, 2, 3], [5, 5, 5, 5], [1, 1, 1, 0]):
+    for order in (1, 2, 3, 5):
+        found = []
+        for token in range(size):
+            held = np.array(context + [token])
+            made = ngram.levels(np.array(train), held, size, order)
+            found.append(ngram.probabilities(made, order, size)[4])
+        assert abs(sum(found) - 1) < 1e-12, (context, order, found)
+        if order == 2:
+            expected = [bigram(context[-1], token) for token in range(size)]
+            assert np.allclose(found, expected, 1e-12), (context, found, expected)
+"""
+
+
+class Ngram(InFolder):
+    @need("numpy")
+    def test_against_counting(self):
+        made = output_of(PYTHON, "-c", NGRAM, SCRIPTS)
+        self.assertEqual(made.returncode, 0, made.stderr.decode())
 
 
 if __name__ == "__main__":
