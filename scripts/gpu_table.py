@@ -189,7 +189,7 @@ def norm_launches(m, of):
         of(f"rmsnorm_kernel<bf16, {pieces}>", L + 1, 4 * n, 4 * n / EACH),
         of(f"rmsnorm_kernel<bf16, {pieces}>, with the residual", L, 8 * n, 7 * n / EACH),
         of(f"rmsnorm_backward_kernel<bf16, {pieces}>", 2 * L + 1, 8 * n, 8 * n / EACH),
-        of("rotary_kernel<bf16>", 2 * L, 4 * turned, 2 * turned / WIDE),
+        of("rotary_kernel<true, bf16>", 2 * L, 4 * turned, 2 * turned / EACH),
         of("swiglu_kernel<bf16>", L, 6 * wide, 3 * wide / EACH),
         of("swiglu_backward_kernel<bf16>", L, 10 * wide, 5 * wide / EACH),
     ]
@@ -210,7 +210,7 @@ def kernel_launches(m):
         of("attention_mma_kernel<64, 2, 64>", m.L, 4 * n + 2 * kv, 0, 2 * scores),
         of("classifier_kernel<false, bf16>", math.ceil(N / rows), 4 * chunk, 2 * chunk / EACH),
         of("column_partials_kernel<bf16>", 2 * m.L + 1, 4 * n, 4 * n / WIDE),
-        of("attention_delta_kernel<bf16>", m.L, 4 * n, 2 * n),
+        of("attention_delta_kernel<bf16>", m.L, 4 * n, 2 * n / EACH),
         of("attention_mma_keys_kernel<64, 2, 32>", m.L, 4 * n + 4 * kv, 0, 4 * scores),
         of("attention_mma_queries_kernel<64, 2, 32>", m.L, 6 * n + 2 * kv, 0, 3 * scores),
         of("order_tokens_kernel", 4, 16 * N, 2 * N),  # two digits, each counted and sorted by
@@ -415,6 +415,8 @@ def kernel_tables(code):
 # docs/results/gpu.md: the estimates beside what scripts/gpu_ten.py has measured
 
 ESTIMATES = os.path.join(ROOT, "docs/results/logs/gpu_estimates.json")
+# ms of the steps of other models and modes, by `train_gpt --dry-run --cluster "1x1,gpu=h200"`
+PREDICTED = os.path.join(ROOT, "docs/results/logs/gpu_predicted.json")
 NOT = "not measured"
 EXPLAINED = (
     "`scripts/gpu_ten.py table` writes this page ([how a run"
@@ -468,6 +470,22 @@ def step_rows(entries, estimates):
             ]
 
 
+def system_rows(entries, predicted):
+    for name, guess in predicted.items():
+        entry = entries.get(name, {})
+        if entry:
+            found = entry["figures"]
+            yield [
+                name,
+                cell(guess, "{:.0f}"),
+                cell(found["ms"], "{:.1f}") if found else outcome(entry),
+                cell(guess / found["ms"] - 1 if found else None, "{:+.0f} %", 100),
+                cell(found.get("tokens_per_s"), "{:,.0f}"),
+                cell(found.get("mfu"), "{:.1f} %", 100),
+                cell(found.get("memory", {}).get("measured"), "{:.1f}", 1e-9),
+            ]
+
+
 def figure(value):
     if isinstance(value, dict):
         return ", ".join(f"{name} {figure(x)}" for name, x in value.items())
@@ -518,6 +536,8 @@ def results_page(folders):
         entries.update({entry["name"]: entry for entry in results["entries"]})
     with open(ESTIMATES) as file:
         estimates = json.load(file)
+    with open(PREDICTED) as file:
+        predicted = json.load(file)
     card = "H200" if "H200" in str(entries.get("GPU")) else "H100"
     steps = list(step_rows(entries, estimates[card]))
     near = lambda m, column: "; ".join(  # noqa: E731
@@ -541,6 +561,9 @@ def results_page(folders):
         *table(who, [[*row, near(m, 5) or "–", near(m, 6) or "–"] for *row, m in ANCHORS]),
     ]
     if entries:
+        head = ["steps", "ms, predicted", "measured", "error", "tokens/s", "MFU", "GB of the GPU"]
+        lines += ["## Other models, private steps, offload", ""]
+        lines += table(head, system_rows(entries, predicted[card]))
         lines += ["## Is it right", "", *entry_lines(entries, True)]
         lines += ["## Ceilings and kernels", "", *list_lines(entries)]
         lines += ["## All other commands", "", *entry_lines(entries, False)]

@@ -70,6 +70,8 @@ CASES = {
     "774M": Case("gpt2:774M", 16, 1024),
     "1558M": Case("gpt2:1558M", 16, 1024),
     "Llama 1B": Case("llama3.2:1B", 8, 2048),
+    "nano d12": Case("arch=nano,layers=12,heads=6,channels=768,vocab=50304", 64, 1024),
+    "Qwen3 0.6B": Case("qwen3:0.6B", 8, 2048),
 }
 TOY_CASE = Case("layers=2,heads=2,channels=16,vocab=100", 2, 16)
 KERNELS = {  # of bench_kernels: rows, T, C, heads, V, product, and of Llama heads of keys and F
@@ -353,10 +355,10 @@ class Run:
         vocab = TOKENS_OF_TOY if self.toy else TOKENS
         return harness.shard([i * 7919 % vocab for i in range(1 << 20)])
 
-    def train(self, name, attention, seconds, steps=10, **flags):
+    def train(self, name, attention, seconds, steps=10, title="", micro_steps=1, **flags):
         """Steps of a model in bf16: the median time, the memory."""
         case = TOY_CASE if self.toy else CASES[name]
-        title, tokens = f"{name}, {attention}", case.rows * case.T
+        title, tokens = f"{name}, {title or attention}", int(case.rows * case.T * micro_steps)
         log = os.path.join(self.work, title + ".jsonl")
         flags.update({"train": self.shard, "model": case.model, "seq-len": case.T, "log": log})
         flags.update({"micro-batch": case.rows, "batch-tokens": tokens, "steps": steps})
@@ -512,6 +514,22 @@ def others(t):
             t.train(name, attention, 20, 8)
 
 
+def systems(t):
+    """nano with Muon, Qwen3; private steps beside others, of as many samples; states on the host"""
+    profiled = {"profile-steps": "7:8"}
+    t.train("nano d12", CUDNN, 30, 8, optimizer="muon", **profiled)
+    t.train("Qwen3 0.6B", CUDNN, 30, 8, **profiled)
+    samples = 7.5  # micro-batches: a private step, which draws its samples, seldom needs nine
+    private = {"dp-noise": 1, "dp-show-private": 1}
+    t.train("124M", CUDNN, 30, 8, "not private", 8, **profiled)
+    for style in ("unit", "flat"):
+        flags = {**private, "dp-clip-style": style, **profiled}
+        t.train("124M", CUDNN, 40, 10, f"private, {style}", samples, **flags)
+    for what in ("optimizer", "params", "all"):
+        title = f"--offload {what}"
+        t.train("1558M", CUDNN, 60, 8, title, offload=what, **profiled)
+
+
 def counters(t):
     """What ncu counts in the third call of each of the program's own kernels"""
     sections = "SpeedOfLight MemoryWorkloadAnalysis WarpStateStats Occupancy LaunchStats".split()
@@ -558,6 +576,7 @@ STEPS = {  # name: (seconds, what it does)
     "124M": (75, small),
     "1558M": (100, large),
     "others": (50, others),
+    "systems": (150, systems),
     "counters": (65, counters),
     "memory errors": (60, memory_errors),
 }

@@ -49,19 +49,28 @@ __device__ int64_t key_head(const AttentionSizes &a, int64_t head) {
 }
 
 // delta(rows, NH, T) = dout . out within a head, which equals the sum of p dp over a row of scores.
-// One warp per row.
+// So many lanes of a warp, a power of two, have a head, each EACH numbers of it.
 template <class R>
-__global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n,
-                                       int64_t T, int64_t NH, int D) {
-    const int64_t i = warp_index(), t = i % T, head = i / T % NH, b = i / T / NH;
-    if (i >= n) { return; }
-    const int64_t at = ((b * T + t) * NH + head) * D;
-    float sum = 0.0f;
-    for (int d = (int)threadIdx.x % 32; d < D; d += 32) {
-        sum += read(dout + at + d) * read(out + at + d);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) { delta[i] = sum; }
+__global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int T, int NH,
+                                       int D, int lanes) {
+    const int i = (int)thread_index() / lanes, from = (int)threadIdx.x % lanes * EACH,
+              left = i < T * NH ? D - from : 0;
+    const int64_t at = ((int64_t)blockIdx.y * T * NH + i) * D + from;
+    float x[EACH], y[EACH], sum = 0.0f;
+    read_numbers<EACH>(x, dout + at, left);
+    read_numbers<EACH>(y, out + at, left);
+    UNROLL for (int j = 0; j < EACH; j++) { sum += x[j] * y[j]; }
+    sum = lanes_reduce(sum, lanes, false);
+    if (from == 0 && left > 0) { delta[((int64_t)blockIdx.y * NH + i % NH) * T + i / NH] = sum; }
+}
+static inline void attention_delta(Stream *s, float *delta, const Real *dout, const Real *out,
+                                   AttentionShape a) {
+    int lanes = 1;
+    while (lanes * EACH < a.D) { lanes *= 2; }
+    assert(a.D <= 32 * EACH && a.T * a.heads * lanes <= INT32_MAX);
+    const dim3 grid(blocks_for(a.T * a.heads * lanes, THREADS), (unsigned)a.rows);
+    LAUNCH_REAL(s, attention_delta_kernel, grid, delta, dout, out, (int)a.T, (int)a.heads, (int)a.D,
+                lanes);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -607,8 +616,7 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     const AttentionSizes a = attention_sizes(&shape);
     float *delta = (float *)scratch(s);
     assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
-    LAUNCH_REAL(s, attention_delta_kernel, blocks_for(n, WARPS), delta, dout, out, n, a.T, a.heads,
-                (int)a.D);
+    attention_delta(s, delta, dout, out, shape);
     if (!on_tensor_cores(&a)) {
         const int bytes = 2 * plain_bytes(a.D);
         FOR_HEAD(a.D, launch_with(s, attention_backward_kernel<R, HEAD, true>,

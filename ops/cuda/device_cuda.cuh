@@ -438,15 +438,19 @@ template <int N, class T> struct Vector {
 template <int N, class T> __device__ bool lies_in_parts(const T *p) {
     return (uintptr_t)p % sizeof(typename Vector<N, T>::Part) == 0;
 }
+// x(N) = the numbers from p on, which lie in parts
+template <int N, class T> __device__ void read_parts(float *x, const T *p) {
+    typedef Vector<N, T> V;
+    UNROLL for (int j = 0; j < N; j += V::EACH) {
+        const typename V::Part part = *(const typename V::Part *)(p + j);
+        UNROLL for (int i = 0; i < V::EACH; i++) { x[j + i] = read(&part.x[i]); }
+    }
+}
 // x(N) = the n numbers from p on, padded if n < N
 template <int N, class T>
 __device__ void read_numbers(float *x, const T *p, int64_t n, float padding = 0.0f) {
-    typedef Vector<N, T> V;
     if (n >= N && lies_in_parts<N>(p)) {
-        UNROLL for (int j = 0; j < N; j += V::EACH) {
-            const typename V::Part part = *(const typename V::Part *)(p + j);
-            UNROLL for (int i = 0; i < V::EACH; i++) { x[j + i] = read(&part.x[i]); }
-        }
+        read_parts<N>(x, p);
         return;
     }
     UNROLL for (int j = 0; j < N; j++) { x[j] = j < n ? read(p + j) : padding; }
