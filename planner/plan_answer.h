@@ -95,7 +95,7 @@ static inline void plan_figures(Planner *p, const Candidate *c, double one_rank_
         {"step_ms= %13T", 1e3 * c->step_s},
         {"= %8.2fx", one_rank_s / c->step_s},
         {"bubble= %7Q idle", plan_bubble(&c->plan, &p->costs, c->step_s)},
-        {"micro_batches=, %.0f", p->costs.micro_batches},
+        {"micro_batches=, %.0f", (double)p->costs.micro_batches},
         {"micro_batch= x %.0f samples", (double)c->plan.micro_batch},
     };
     memcpy(rows, all, sizeof all);
