@@ -408,7 +408,7 @@ static inline void clip_head_sum(const UnitCall *c, const Clip *clip) {
 
 // Returns the gradient of the embedding's rows.
 static inline const Real *clip_embedded(const UnitCall *c) {
-    return op_call(c, unit_op(c->unit, OP_EMBEDDING), NULL).dout[0];
+    return op_call(c, unit_op(c->unit, OP_EMBEDDING)).dout;
 }
 // Adds each sample's squared norms of E_i and of the positions.
 static inline void clip_rows_norms(const UnitCall *c, const Clip *clip) {

@@ -379,6 +379,11 @@ IN_KERNELS_TOO static inline double exact_value(ExactSum sum) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Returns whether an environment variable is set to anything but an empty text or 0.
+static inline bool env_flag(const char *name) {
+    const char *text = getenv(name);
+    return text && *text && strcmp(text, "0");
+}
 // Writes bytes as hexadecimal digits, two for each. `hex` has space for 2 n + 1 characters.
 static inline void bytes_to_hex(char *hex, const unsigned char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", bytes[i]); }

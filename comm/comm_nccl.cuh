@@ -450,8 +450,7 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
 // Returns whether TRAIN_GPT_NCCL_SHARED asks for NCCL where it is not needed, or would refuse. All
 // ranks call it and get the same result.
 static inline bool nccl_asked(Comm *c) {
-    const char *text = getenv("TRAIN_GPT_NCCL_SHARED");
-    return comm_agree_max(c, text && *text && strcmp(text, "0"));
+    return comm_agree_max(c, env_flag("TRAIN_GPT_NCCL_SHARED"));
 }
 static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
     Nccl *n = new_array(Nccl, 1, "NCCL");

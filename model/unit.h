@@ -147,17 +147,30 @@ static inline float *unit_grad(const GptModel *m, const UnitStates *u, int tenso
     return grads ? grads + m->tensor_offset[tensor] : NULL;
 }
 
+// Returns the sum of in[0] and in[1] that an operation makes; VALUE_X: it makes none.
+static inline int op_sum(const OpNode *n) {
+    const bool norms = n->kind == OP_ADD_LAYERNORM || n->kind == OP_ADD_RMSNORM;
+    return norms ? n->out[1] : n->kind == OP_ADD ? n->out[0] : VALUE_X;
+}
+// Returns the value whose gradient the input part computes: in[0]; the sum before a norm; what GELU
+// was computed from.
+static inline int op_x(const OpNode *n) {
+    const int sum = op_sum(n);
+    return sum != VALUE_X ? sum : n->in[n->kind == OP_LINEAR_OF_GELU];
+}
+
 // What one operation of a pass works on: its row's values, parameters and their gradients, in the
 // order of the row. What the operation's kind does not have is not to be used.
 typedef struct {
     const UnitCall *call;
     const OpNode *node;
-    Real **at; // backward: where each value's gradient is; NULL: it has none yet
     Stream *s;
     int64_t rows, T, N;      // samples, tokens of each, tokens of all
     int64_t in_width, width; // of in[0]; of out[0]
     Real *in[2], *out[2];
-    Real *din[2], *dout[2]; // their gradients
+    Real *x, *dx;       // op_x(), and the buffer of its gradient
+    const Real *so_far; // what a norm's input part adds to dx, which it may be; NULL: nothing
+    Real *dout;         // the gradient of out[0]
     float *stats[2];
     const Real *params[2];
     float *grads[2];
@@ -167,24 +180,24 @@ typedef struct {
 static inline Real *gradient_buffer(const UnitCall *c, int value) {
     return c->buffers.gradient[c->unit->values[value].gradient];
 }
-static inline OpCall op_call(const UnitCall *c, const OpNode *n, Real **at) {
+static inline OpCall op_call(const UnitCall *c, const OpNode *n) {
     const GptModel *m = c->model;
     const ValueSpec *values = c->unit->values;
     OpCall o = {.call = c,
                 .node = n,
-                .at = at,
                 .s = c->stream,
                 .rows = c->rows,
                 .T = c->T,
                 .N = c->rows * c->T,
                 .in_width = gpt_dim(m, values[n->in[0]].width),
-                .width = gpt_dim(m, values[n->out[0]].width)};
+                .width = gpt_dim(m, values[n->out[0]].width),
+                .x = (Real *)c->buffers.value[op_x(n)],
+                .dx = gradient_buffer(c, op_x(n)),
+                .dout = gradient_buffer(c, n->out[0])};
     for (int i = 0; i < 2; i++) {
         const int tensor = n->params[i];
         o.in[i] = (Real *)c->buffers.value[n->in[i]];
         o.out[i] = (Real *)c->buffers.value[n->out[i]];
-        o.din[i] = gradient_buffer(c, n->in[i]);
-        o.dout[i] = at && at[n->out[i]] ? at[n->out[i]] : gradient_buffer(c, n->out[i]);
         o.stats[i] = (float *)c->buffers.value[n->stats[i]];
         if (tensor == NO_TENSOR) { continue; }
         o.params[i] = unit_param(m, c->states, tensor);
@@ -193,41 +206,6 @@ static inline OpCall op_call(const UnitCall *c, const OpNode *n, Real **at) {
         if (c->sums) { o.sums[i] = c->sums->tensor[tensor]; }
     }
     return o;
-}
-// Where the gradient of out[i] is now: gradient_so_far() may move it.
-static inline Real *dout_now(const OpCall *o, int i) {
-    return o->at[o->node->out[i]] ? o->at[o->node->out[i]] : o->dout[i];
-}
-static inline void copy_gradient(const OpCall *o, int value) {
-    const UnitCall *c = o->call;
-    Real *own = gradient_buffer(c, value);
-    const int64_t width = gpt_dim(c->model, c->unit->values[value].width);
-    if (o->at[value] && o->at[value] != own) {
-        ops_copy(o->s, own, o->at[value], o->N * width * ops_real_bytes());
-        o->at[value] = own;
-    }
-}
-// The caller writes the gradient of a value into the value's own buffer. Returns what it must add:
-// where the gradient is so far; NULL if there is none.
-static inline const Real *gradient_so_far(const OpCall *o, int value) {
-    const Real *so_far = o->at[value];
-    Real *own = gradient_buffer(o->call, value);
-    for (int v = 0; v < o->call->unit->value_count; v++) {
-        if (v != value && o->at[v] == own) { copy_gradient(o, v); }
-    }
-    o->at[value] = own;
-    return so_far;
-}
-// Adds the gradient of a sum to that of in[i], one of its terms, which is as wide. If it is the
-// first part of it, it stays where it is.
-static inline void add_to_gradient(const OpCall *o, int i, Real *gradient) {
-    const int value = o->node->in[i];
-    if (o->din[i] == gradient || !o->at[value]) {
-        o->at[value] = gradient;
-    } else {
-        const Real *so_far = gradient_so_far(o, value);
-        ops_residual(o->s, o->din[i], so_far, gradient, o->N * o->width);
-    }
 }
 // Adds each sample's gradient of a vector, times its factor.
 static inline void vector_sample_sum(const OpCall *o, int i) {
@@ -247,9 +225,9 @@ static inline void embedding_forward(const OpCall *o) {
 }
 // factors may be NULL (ops.h).
 static inline void embedding_backward(const UnitCall *c, const OpNode *n, const float *factors) {
-    const OpCall o = op_call(c, n, NULL);
-    ops_embedding_backward(c->stream, o.grads[0], o.grads[1], o.dout[0], c->tokens, factors,
-                           c->rows, c->T, o.width, c->model->config.padded_vocab,
+    const OpCall o = op_call(c, n);
+    ops_embedding_backward(c->stream, o.grads[0], o.grads[1], o.dout, c->tokens, factors, c->rows,
+                           c->T, o.width, c->model->config.padded_vocab,
                            c->model->config.max_seq_len, o.accumulates[0], o.accumulates[1]);
 }
 static inline void embedding_backward_weight(const OpCall *o) {
@@ -258,32 +236,23 @@ static inline void embedding_backward_weight(const OpCall *o) {
 
 // -------------------------------------------------------------------------------------------------
 // Layernorm, and the sum before it
-static inline bool layernorm_adds(const OpCall *o) { return o->node->kind == OP_ADD_LAYERNORM; }
-// Returns the value that is normalised.
-static inline const Real *layernorm_input(const OpCall *o) {
-    return layernorm_adds(o) ? o->out[1] : o->in[0];
-}
 static inline void layernorm_forward(const OpCall *o) {
-    const bool adds = layernorm_adds(o);
+    const bool adds = op_sum(o->node) != VALUE_X;
     ops_layernorm_forward(o->s, o->out[0], o->stats[0], o->stats[1], adds ? o->out[1] : NULL,
                           o->in[0], adds ? o->in[1] : NULL, o->params[0], o->params[1], o->N,
                           o->width);
 }
 static inline void layernorm_backward_input(const OpCall *o) {
-    const bool adds = layernorm_adds(o);
-    const int value = adds ? o->node->out[1] : o->node->in[0];
-    const Real *so_far = gradient_so_far(o, value);
-    ops_layernorm_backward_input(o->s, o->at[value], so_far, dout_now(o, 0), layernorm_input(o),
-                                 o->params[0], o->stats[0], o->stats[1], o->N, o->width);
-    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
+    ops_layernorm_backward_input(o->s, o->dx, o->so_far, o->dout, o->x, o->params[0], o->stats[0],
+                                 o->stats[1], o->N, o->width);
 }
 static inline void layernorm_backward_weight(const OpCall *o) {
-    ops_layernorm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], layernorm_input(o),
-                                  o->stats[0], o->stats[1], o->N, o->width, o->accumulates[0]);
+    ops_layernorm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout, o->x, o->stats[0],
+                                  o->stats[1], o->N, o->width, o->accumulates[0]);
 }
 static inline void layernorm_sample_norms(const OpCall *o) {
-    ops_layernorm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout[0],
-                          layernorm_input(o), o->stats[0], o->stats[1], o->rows, o->T, o->width);
+    ops_layernorm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout, o->x, o->stats[0],
+                          o->stats[1], o->rows, o->T, o->width);
 }
 static inline void layernorm_sample_sum(const OpCall *o) {
     vector_sample_sum(o, 0);
@@ -292,33 +261,25 @@ static inline void layernorm_sample_sum(const OpCall *o) {
 
 // -------------------------------------------------------------------------------------------------
 // RMSNorm, and the sum before it
-static inline bool rmsnorm_adds(const OpCall *o) { return o->node->kind == OP_ADD_RMSNORM; }
-static inline const Real *rmsnorm_input(const OpCall *o) {
-    return rmsnorm_adds(o) ? o->out[1] : o->in[0];
-}
 static inline void rmsnorm_forward(const OpCall *o) {
-    const bool adds = rmsnorm_adds(o);
+    const bool adds = op_sum(o->node) != VALUE_X;
     ops_rmsnorm_forward(o->s, o->out[0], o->stats[0], adds ? o->out[1] : NULL, o->in[0],
                         adds ? o->in[1] : NULL, o->params[0], o->N, o->width,
                         (float)o->call->model->config.eps);
 }
 static inline void rmsnorm_backward_input(const OpCall *o) {
-    const bool adds = rmsnorm_adds(o);
-    const int value = adds ? o->node->out[1] : o->node->in[0];
-    const Real *so_far = gradient_so_far(o, value);
-    ops_rmsnorm_backward_input(o->s, o->at[value], so_far, dout_now(o, 0), rmsnorm_input(o),
-                               o->params[0], o->stats[0], o->N, o->width);
-    for (int i = 0; adds && i < 2; i++) { add_to_gradient(o, i, o->at[value]); }
+    ops_rmsnorm_backward_input(o->s, o->dx, o->so_far, o->dout, o->x, o->params[0], o->stats[0],
+                               o->N, o->width);
 }
 static inline void rmsnorm_backward_weight(const OpCall *o) {
     if (o->node->params[0] == NO_TENSOR) { return; }
-    ops_rmsnorm_backward_weight(o->s, o->grads[0], o->dout[0], rmsnorm_input(o), o->stats[0], o->N,
-                                o->width, o->accumulates[0]);
+    ops_rmsnorm_backward_weight(o->s, o->grads[0], o->dout, o->x, o->stats[0], o->N, o->width,
+                                o->accumulates[0]);
 }
 static inline void rmsnorm_sample_norms(const OpCall *o) {
     if (o->node->params[0] == NO_TENSOR) { return; }
-    ops_rmsnorm_samples(o->s, o->sums[0], o->call->norms, o->dout[0], rmsnorm_input(o), o->stats[0],
-                        o->rows, o->T, o->width);
+    ops_rmsnorm_samples(o->s, o->sums[0], o->call->norms, o->dout, o->x, o->stats[0], o->rows, o->T,
+                        o->width);
 }
 static inline void rmsnorm_sample_sum(const OpCall *o) { vector_sample_sum(o, 0); }
 
@@ -335,27 +296,21 @@ static inline void linear_forward(const OpCall *o) {
                        o->in_width, o->width);
 }
 static inline void linear_backward_input(const OpCall *o) {
-    const bool of_gelu = o->node->kind == OP_LINEAR_OF_GELU;
-    const Real *so_far = gradient_so_far(o, o->node->in[of_gelu]);
-    assert(!so_far); // the product does not add
-    (void)so_far;
-    ops_matmul_backward_input(o->s, o->din[of_gelu], dout_now(o, 0), o->params[0],
-                              of_gelu ? o->in[1] : NULL, o->N, o->in_width, o->width);
+    const Real *before_gelu = o->node->kind == OP_LINEAR_OF_GELU ? o->x : NULL;
+    ops_matmul_backward_input(o->s, o->dx, o->dout, o->params[0], before_gelu, o->N, o->in_width,
+                              o->width);
 }
 static inline void linear_backward_weight(const OpCall *o) {
-    ops_matmul_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], o->in[0], o->N,
-                               o->in_width, o->width, o->accumulates[0]);
+    ops_matmul_backward_weight(o->s, o->grads[0], o->grads[1], o->dout, o->in[0], o->N, o->in_width,
+                               o->width, o->accumulates[0]);
 }
 static inline void linear_sample_norms(const OpCall *o) {
     double *norms = o->call->norms;
-    ops_matmul_sample_norms(o->s, norms, o->dout[0], o->in[0], o->rows, o->T, o->in_width,
-                            o->width);
-    if (o->sums[1]) {
-        ops_bias_samples(o->s, o->sums[1], norms, o->dout[0], o->rows, o->T, o->width);
-    }
+    ops_matmul_sample_norms(o->s, norms, o->dout, o->in[0], o->rows, o->T, o->in_width, o->width);
+    if (o->sums[1]) { ops_bias_samples(o->s, o->sums[1], norms, o->dout, o->rows, o->T, o->width); }
 }
 static inline void linear_sample_sum(const OpCall *o) {
-    ops_matmul_backward_weight_samples(o->s, o->grads[0], o->dout[0], o->in[0], o->call->factors,
+    ops_matmul_backward_weight_samples(o->s, o->grads[0], o->dout, o->in[0], o->call->factors,
                                        o->rows, o->T, o->in_width, o->width, o->accumulates[0]);
     vector_sample_sum(o, 1);
 }
@@ -382,9 +337,7 @@ static inline void attention_forward(const OpCall *o) {
     }
 }
 static inline void attention_backward_input(const OpCall *o) {
-    (void)gradient_so_far(o, o->node->in[0]);
-    ops_attention_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->out[0], o->stats[0],
-                           op_attention(o));
+    ops_attention_backward(o->s, o->dx, o->dout, o->in[0], o->out[0], o->stats[0], op_attention(o));
 }
 static inline double attention_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
                                      double T) {
@@ -398,7 +351,7 @@ static inline void rotary_forward(const OpCall *o) {
 }
 // The gradient of q and k is turned back in place.
 static inline void rotary_backward_input(const OpCall *o) {
-    ops_rotary(o->s, dout_now(o, 0), op_attention(o), &o->call->model->rotary, true);
+    ops_rotary(o->s, o->dout, op_attention(o), &o->call->model->rotary, true);
 }
 static inline HeadNorm qk_norm_of(const OpCall *o) {
     const GptModel *m = o->call->model;
@@ -414,20 +367,19 @@ static inline void qk_norm_forward(const OpCall *o) {
 }
 static inline void qk_norm_backward_input(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
-    (void)gradient_so_far(o, o->node->in[0]);
-    ops_head_norm_backward_input(o->s, o->din[0], dout_now(o, 0), o->in[0], o->params[0],
-                                 o->params[1], o->stats[0], &h);
+    ops_head_norm_backward_input(o->s, o->dx, o->dout, o->in[0], o->params[0], o->params[1],
+                                 o->stats[0], &h);
 }
 static inline void qk_norm_backward_weight(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
     if (o->node->params[0] == NO_TENSOR) { return; }
-    ops_head_norm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout[0], o->in[0], o->stats[0],
+    ops_head_norm_backward_weight(o->s, o->grads[0], o->grads[1], o->dout, o->in[0], o->stats[0],
                                   &h, o->accumulates[0]);
 }
 static inline void qk_norm_sample_norms(const OpCall *o) {
     const HeadNorm h = qk_norm_of(o);
     if (o->node->params[0] == NO_TENSOR) { return; }
-    ops_head_norm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout[0], o->in[0],
+    ops_head_norm_samples(o->s, o->sums[0], o->sums[1], o->call->norms, o->dout, o->in[0],
                           o->stats[0], &h);
 }
 static inline void qk_norm_sample_sum(const OpCall *o) {
@@ -441,15 +393,13 @@ static inline void swiglu_forward(const OpCall *o) {
     ops_swiglu_forward(o->s, o->out[0], o->in[0], o->N, o->width);
 }
 static inline void swiglu_backward_input(const OpCall *o) {
-    (void)gradient_so_far(o, o->node->in[0]);
-    ops_swiglu_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->N, o->width);
+    ops_swiglu_backward(o->s, o->dx, o->dout, o->in[0], o->N, o->width);
 }
 static inline void relu2_forward(const OpCall *o) {
     ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
 }
 static inline void relu2_backward_input(const OpCall *o) {
-    (void)gradient_so_far(o, o->node->in[0]);
-    ops_relu2_backward(o->s, o->din[0], dout_now(o, 0), o->in[0], o->N * o->width);
+    ops_relu2_backward(o->s, o->dx, o->dout, o->in[0], o->N * o->width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -457,16 +407,12 @@ static inline void relu2_backward_input(const OpCall *o) {
 static inline void add_forward(const OpCall *o) {
     ops_residual(o->s, o->out[0], o->in[0], o->in[1], o->N * o->width);
 }
-static inline void add_backward_input(const OpCall *o) {
-    add_to_gradient(o, 0, dout_now(o, 0));
-    add_to_gradient(o, 1, dout_now(o, 0));
-}
 
 // -------------------------------------------------------------------------------------------------
 // Classifier
 static inline void classifier_run(const UnitCall *c, const OpNode *n, ClassifierResults r,
                                   Real *logits) {
-    const OpCall o = op_call(c, n, NULL);
+    const OpCall o = op_call(c, n);
     ops_classifier(o.s, (float *)c->buffers.value[n->out[0]], r.dx, r.dweight,
                    r.dlogits ? r.dlogits : logits, o.in[0], o.params[0], c->targets, o.N, r.each,
                    o.in_width, c->model->config.vocab, c->model->config.padded_vocab, r.scale,
@@ -474,8 +420,7 @@ static inline void classifier_run(const UnitCall *c, const OpNode *n, Classifier
 }
 static inline void classifier_backward_input(const OpCall *o) {
     ClassifierResults results = o->call->classifier;
-    results.dx = o->din[0];
-    (void)gradient_so_far(o, o->node->in[0]);
+    results.dx = o->dx;
     classifier_run(o->call, o->node, results, NULL);
 }
 static inline double classifier_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
@@ -520,7 +465,8 @@ typedef struct {
                         .flops = attention_flops}
 #define OPS_SWIGLU     {.part = {swiglu_forward, swiglu_backward_input}}
 #define OPS_RELU2      {.part = {relu2_forward, relu2_backward_input}}
-#define OPS_ADD        {.part = {add_forward, add_backward_input}}
+// its terms get its gradient without an input part: op_backward_input()
+#define OPS_ADD        {.part = {add_forward}}
 // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
 #define OPS_CLASSIFIER {.part = {NULL, classifier_backward_input}, .flops = classifier_flops}
 // clang-format on
@@ -531,9 +477,55 @@ static const OpKind op_kinds[OP_KINDS] = {OP_TABLE(OP_ROW)};
 // -------------------------------------------------------------------------------------------------
 // Passes over a unit
 
+// The input part keeps where each value's gradient is: at[value]; NULL if no operation has written
+// it yet, or none will read it. The gradient of a sum is also its terms', without a copy: so a
+// gradient may lie in the buffer of another value.
+
+static inline int64_t value_elements(const UnitCall *c, int value) {
+    return c->rows * c->T * gpt_dim(c->model, c->unit->values[value].width);
+}
+// Moves a value's gradient, if there is one, into the value's own buffer. The gradients of other
+// values that lie there are moved into theirs first.
+static inline void move_to_own_buffer(const UnitCall *c, Real **at, int value) {
+    Real *own = gradient_buffer(c, value), *from = at[value];
+    if (from == own) { return; }
+    for (int v = 0; v < c->unit->value_count; v++) {
+        if (at[v] == own) { move_to_own_buffer(c, at, v); }
+    }
+    if (from) { ops_copy(c->stream, own, from, value_elements(c, value) * ops_real_bytes()); }
+    at[value] = own;
+}
+static inline void op_backward_input(const UnitCall *c, const OpNode *n, Real **at) {
+    const OpKind *kind = &op_kinds[n->kind];
+    const int x = op_x(n), sum = op_sum(n);
+    // the weight part will read it there
+    if (kind->part[PART_BACKWARD_WEIGHT]) { move_to_own_buffer(c, at, n->out[0]); }
+    if (kind->part[PART_BACKWARD_INPUT]) {
+        OpCall o = op_call(c, n);
+        o.so_far = at[x];
+        if (x != n->out[0]) { at[x] = NULL; } // else it is changed in place
+        move_to_own_buffer(c, at, x);
+        o.dout = at[n->out[0]];
+        kind->part[PART_BACKWARD_INPUT](&o);
+    }
+    for (int i = 0; sum != VALUE_X && i < 2; i++) {
+        const int term = n->in[i];
+        const Real *so_far = at[term];
+        at[term] = so_far && term != sum ? NULL : at[sum];
+        if (at[term]) { continue; }
+        move_to_own_buffer(c, at, term);
+        ops_residual(c->stream, at[term], so_far, at[sum], value_elements(c, term));
+    }
+    for (int i = 0; i < 2; i++) {
+        const int made = n->out[i]; // no other operation reads its gradient
+        if (made != VALUE_X && made != n->in[0] && made != n->in[1]) { at[made] = NULL; }
+    }
+}
+
 // Runs one part of all operations: the forward part from the first to the last, the others from the
 // last to the first. Recomputation leaves out operations that only make the unit's output. At the
-// end each gradient that the weight part or the unit below reads is in its value's own buffer.
+// end each gradient that the weight part or the unit below reads is in its value's own buffer: that
+// of x, too, since the first operation can read no other value.
 static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
     Real *at[MOST_VALUES] = {NULL};
@@ -541,14 +533,12 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
     for (int i = 0; i < count; i++) {
         const OpNode *n = &c->unit->ops[part == PART_FORWARD ? i : count - 1 - i];
         const bool skipped = c->recompute && n->out[0] == VALUE_Y;
-        const OpCall o = op_call(c, n, at);
-        if (op_kinds[n->kind].part[part] && !skipped) { op_kinds[n->kind].part[part](&o); }
-    }
-    for (int i = 0; part == PART_BACKWARD_INPUT && i < count; i++) {
-        const OpNode *n = &c->unit->ops[i];
-        const OpCall o = op_call(c, n, at);
-        if (op_kinds[n->kind].part[PART_BACKWARD_WEIGHT]) { copy_gradient(&o, n->out[0]); }
-        if (i == 0) { copy_gradient(&o, VALUE_X); }
+        if (part == PART_BACKWARD_INPUT) {
+            op_backward_input(c, n, at);
+        } else if (op_kinds[n->kind].part[part] && !skipped) {
+            const OpCall o = op_call(c, n);
+            op_kinds[n->kind].part[part](&o);
+        }
     }
 }
 

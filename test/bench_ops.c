@@ -56,9 +56,10 @@ static double clock_now(const Stream *s) {
     } while (0)
 
 static void print_peaks(const Stream *s) {
-    const bool has_bf16 = gemm_open_bf16(), bf16 = ops_compute() == DTYPE_BF16;
+    const bool tiles = gemm_open_tiles(), has_bf16 = tiles || gemm_open_bf16(),
+               bf16 = ops_compute() == DTYPE_BF16;
     const OpsPeak fp32 = cpu_peak(gemm_multiplier(false), s->threads),
-                  pairs = cpu_peak(gemm_multiplier(has_bf16), s->threads);
+                  pairs = cpu_peak(tiles ? MULTIPLY_TILES : gemm_multiplier(has_bf16), s->threads);
     printf("peak of fp32 multiply-adds %.1f GFLOP/s, of bf16 dot products %.1f GFLOP/s (%s, %s)\n",
            fp32.measured * 1e-9, has_bf16 ? pairs.measured * 1e-9 : 0.0, fp32.instructions,
            has_bf16 ? pairs.instructions : "the library has none");

@@ -756,10 +756,120 @@ static const Architecture toy = {
               {UNIT_TABLES(toy), .storages = {STORAGE_BLOCK, NO_STORAGE}},
               {UNIT_TABLES(gpt2_head), .storages = {STORAGE_LNF, STORAGE_WTE}}},
 };
-// All architectures of the program, and the toy.
-enum { ALL_ARCHITECTURES = ARCHITECTURES + 1 };
+
+// Another one: y = t + relu2(layernorm(v + x)), where t = u + 2 norm(x), and u and v are products of
+// a norm(x). The gradients of t, its terms and relu2 lie in dy, and those of v and x in dvx, until
+// something else belongs there.
+enum { SUMS_WU = ATTPROJW, SUMS_WV = FCPROJW };
+enum {
+    SUMS_N0 = VALUE_FIRST,
+    SUMS_N1,
+    SUMS_U,
+    SUMS_N2,
+    SUMS_V,
+    SUMS_VX,
+    SUMS_N3,
+    SUMS_RELU2,
+    SUMS_T,
+    SUMS_MEAN3,
+    SUMS_RSTD0,
+    SUMS_RSTD1,
+    SUMS_RSTD2,
+    SUMS_RSTD3
+};
+enum { SUMS_DN0 = GRADIENT_FIRST, SUMS_DN1, SUMS_DU, SUMS_DVX, SUMS_DN3 };
+static const ValueSpec sums_values[] = {
+    BOUNDARIES,
+    {.name = "n0", .width = CHANNELS_X1, .gradient = SUMS_DN0},
+    {.name = "n1", .width = CHANNELS_X1, .gradient = SUMS_DN1},
+    {.name = "u", .width = CHANNELS_X1, .gradient = SUMS_DU},
+    // the gradient of x lies there
+    {.name = "n2", .width = CHANNELS_X1, .gradient = SUMS_DVX},
+    // those of u and t lie there; that of t is not needed any more, and n3's is in t's buffer
+    {.name = "v", .width = CHANNELS_X1, .gradient = GRADIENT_Y},
+    {.name = "vx", .width = CHANNELS_X1, .gradient = SUMS_DVX},
+    {.name = "n3", .width = CHANNELS_X1, .gradient = SUMS_DN3},
+    {.name = "relu2", .width = CHANNELS_X1, .gradient = SUMS_DN1},
+    {.name = "t", .width = CHANNELS_X1, .gradient = SUMS_DN3},
+    {.name = "mean3", FLOAT_PER_TOKEN},
+    {.name = "rstd0", FLOAT_PER_TOKEN},
+    {.name = "rstd1", FLOAT_PER_TOKEN},
+    {.name = "rstd2", FLOAT_PER_TOKEN},
+    {.name = "rstd3", FLOAT_PER_TOKEN},
+};
+static const GradientSpec sums_gradients[] = {
+    BOUNDARY_GRADIENTS,
+    {.name = "dn0", .width = CHANNELS_X1},
+    {.name = "dn1", .width = CHANNELS_X1},
+    {.name = "du", .width = CHANNELS_X1},
+    {.name = "dvx", .width = CHANNELS_X1},
+    {.name = "dn3", .width = CHANNELS_X1},
+};
+#define SUMS_NORM(to, number)                                                                      \
+    {                                                                                              \
+        .kind = OP_RMSNORM, .in = {VALUE_X}, .out = {to}, .stats = {number}, .params = {           \
+            NO_TENSOR,                                                                             \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
+static const OpNode sums_ops[] = {
+    SUMS_NORM(SUMS_N0, SUMS_RSTD0),
+    SUMS_NORM(SUMS_N1, SUMS_RSTD1),
+    {.kind = OP_LINEAR, .in = {SUMS_N1}, .out = {SUMS_U}, .params = {SUMS_WU, NO_TENSOR}},
+    SUMS_NORM(SUMS_N2, SUMS_RSTD2),
+    {.kind = OP_LINEAR, .in = {SUMS_N2}, .out = {SUMS_V}, .params = {SUMS_WV, NO_TENSOR}},
+    {.kind = OP_ADD, .in = {SUMS_V, VALUE_X}, .out = {SUMS_VX}},
+    {.kind = OP_LAYERNORM,
+     .in = {SUMS_VX},
+     .out = {SUMS_N3},
+     .stats = {SUMS_MEAN3, SUMS_RSTD3},
+     .params = {LN1W, LN1B}},
+    {.kind = OP_RELU2, .in = {SUMS_N3}, .out = {SUMS_RELU2}},
+    {.kind = OP_ADD, .in = {SUMS_U, SUMS_N0}, .out = {SUMS_T}},
+    {.kind = OP_ADD, .in = {SUMS_T, SUMS_N0}, .out = {SUMS_T}},
+    {.kind = OP_ADD, .in = {SUMS_T, SUMS_RELU2}, .out = {VALUE_Y}},
+};
+#define SUMS_MATRIX(title)                                                                         \
+    {                                                                                              \
+        .name = title, .storage = STORAGE_BLOCK, .rows = CHANNELS_X1, .cols = CHANNELS_X1,         \
+        .init = INIT_NORMAL                                                                        \
+    }
+#define SUMS_NONE                                                                                  \
+    { .storage = NO_STORAGE }
+static const TensorSpec sums_tensors[GPT2_TENSORS] = {
+    [WTE] = {.name = "wte",
+             .storage = STORAGE_WTE,
+             .rows = {1, OF_VOCAB},
+             .cols = CHANNELS_X1,
+             .init = INIT_NORMAL},
+    [WPE] = {.name = "wpe",
+             .storage = STORAGE_WPE,
+             .rows = {1, OF_POSITIONS},
+             .cols = CHANNELS_X1,
+             .init = INIT_NORMAL},
+    [LN1W] = {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},
+    [LN1B] = {.name = "ln1b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
+    [QKVW] = SUMS_NONE,
+    [QKVB] = SUMS_NONE,
+    [SUMS_WU] = SUMS_MATRIX("wu"),
+    [ATTPROJB... FCB] = SUMS_NONE,
+    [SUMS_WV] = SUMS_MATRIX("wv"),
+    [FCPROJB] = SUMS_NONE,
+    [LNFW] = {.name = "lnfw", .storage = STORAGE_LNF, .cols = CHANNELS_X1, .init = INIT_ONE},
+    [LNFB] = {.name = "lnfb", .storage = STORAGE_LNF, .cols = CHANNELS_X1},
+};
+static const Architecture sums = {
+    .name = "sums",
+    .tensors = sums_tensors,
+    .tensor_count = GPT2_TENSORS,
+    .units = {{UNIT_TABLES(gpt2_embedding), .storages = {STORAGE_WTE, STORAGE_WPE}},
+              {UNIT_TABLES(sums), .storages = {STORAGE_BLOCK, NO_STORAGE}},
+              {UNIT_TABLES(gpt2_head), .storages = {STORAGE_LNF, STORAGE_WTE}}},
+};
+// All architectures of the program, and these two.
+enum { ALL_ARCHITECTURES = ARCHITECTURES + 2 };
 static const Architecture *architecture(int i) {
-    return i < ARCHITECTURES ? &architectures[i] : &toy;
+    return i < ARCHITECTURES ? &architectures[i] : i == ARCHITECTURES ? &toy : &sums;
 }
 
 static void fits(bool holds, const Architecture *a, const UnitSpec *u, int row, const char *what) {
@@ -799,7 +909,8 @@ static void check_backward(const Architecture *a, const UnitSpec *u) {
     bool known[MOST_VALUES] = {false, true};
     for (int i = u->op_count - 1; i >= 0; i--) {
         const OpNode *n = &u->ops[i];
-        const bool adds = n->kind == OP_ADD_LAYERNORM || n->kind == OP_ADD_RMSNORM;
+        const bool adds = n->kind == OP_ADD_LAYERNORM || n->kind == OP_ADD_RMSNORM,
+                   norms_alone = n->kind == OP_LAYERNORM || n->kind == OP_RMSNORM;
         const int outputs = adds ? 2 : n->kind == OP_CLASSIFIER ? 0 : 1;
         for (int v = 0; v < outputs; v++) {
             // the gradient of GELU's output is that of its input
@@ -809,9 +920,14 @@ static void check_backward(const Architecture *a, const UnitSpec *u) {
             fits(value->gradient && same_dim(u->gradients[value->gradient].width, value->width), a,
                  u, i, "the gradient of its output has no buffer of its width");
         }
-        if (!op_kinds[n->kind].part[PART_BACKWARD_INPUT]) { continue; }
-        if (n->kind != OP_LINEAR_OF_GELU) { known[n->in[0]] = true; }
-        if (arity_of(n->kind).in == 2) { known[n->in[1]] = true; }
+        const bool sums = op_sum(n) != VALUE_X;
+        if (op_kinds[n->kind].part[PART_BACKWARD_INPUT]) {
+            // one that works in place turns the gradient that it finds
+            fits(!known[op_x(n)] || adds || norms_alone || op_x(n) == n->out[0], a, u, i,
+                 "only norms add to the gradient that another operation has made");
+            known[op_x(n)] = true;
+        }
+        for (int v = 0; sums && v < 2; v++) { known[n->in[v]] = true; }
     }
     fits(known[VALUE_X] || u == a->units, a, u, 0, "nothing makes the gradient of the input");
     for (int g = GRADIENT_FIRST; g < u->gradient_count; g++) {

@@ -478,7 +478,7 @@ class Memory(TestCase):
                 steps=1,
                 val_every=0,
             )[1]
-            self.assertEqual("heads of this size need" in said, code == 2, said)
+            self.assertEqual("bytes of shared memory in a block" in said, code == 2, said)
 
     def test_refused(self):
         whole, half, recomputed = (

@@ -3220,7 +3220,12 @@ static void check_tile_of_product(uint64_t *state, DType type) {
     part.a = operand_at(ta, in[0], row, 0, lda, dtype_size(type));
     part.b = operand_at(tb, in[1], 0, col, ldb, dtype_size(type));
     part.c = tile + row * ldc + col;
-    if (bf16) {
+    if (bf16 && cpu_tiles) {
+        void *space = aligned_alloc(64, TILE_SPACE);
+        gemm_by_tiles(&whole, space);
+        gemm_by_tiles(&part, space);
+        free(space);
+    } else if (bf16) {
         gemm_bf16(&whole);
         gemm_bf16(&part);
     } else {

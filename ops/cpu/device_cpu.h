@@ -47,7 +47,7 @@ static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, byt
 static inline const char *ops_attention(void) { return "own"; }
 static inline DType ops_compute(void) { return cpu_compute; }
 static inline void ops_compute_in(DType compute) { cpu_compute = compute; }
-static inline const char *ops_products(void) { return gemm_library(); }
+static inline const char *ops_products(void) { return gemm_of_reals(); }
 static inline void ops_build(char *text, size_t bytes) {
     char version[40];
     static const char instructions[] = "CPU"
@@ -76,7 +76,7 @@ static inline const char *ops_device(double *bf16_flops) {
     return "";
 }
 static inline OpsPeak ops_peak(const Stream *s) {
-    return cpu_peak(gemm_multiplier(cpu_compute == DTYPE_BF16), s->threads);
+    return cpu_peak(gemm_instructions(), s->threads);
 }
 static inline size_t ops_copy_bytes(void) { return (size_t)16 << 20; }
 static inline void ops_wait(Stream *s) { (void)s; }

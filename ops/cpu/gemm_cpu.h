@@ -3,8 +3,9 @@
 // library knows which one it is.
 //
 // Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
-// dot products of bf16 (AVX512-BF16, AMX). Elsewhere blocks of them are converted to fp32 first,
-// and only the rounding of the sums differs.
+// dot products of bf16: by this program's own kernel where it has AMX (gemm_tiles.h), else by the
+// library, with AVX512-BF16. Elsewhere blocks of them are converted to fp32 first, and only the
+// rounding of the sums differs. TRAIN_GPT_TILES=0 (environment) leaves AMX to the library.
 //
 // The inner dimension is cut into slices by a rule of its length alone. With AVX-512 oneDNN adds
 // the terms of a slice in one order, whatever the other two dimensions are. So an element of the
@@ -29,20 +30,36 @@
 #include "ops/cpu/gemm_cblas.h" // the same
 #endif
 
+#include "ops/cpu/gemm_tiles.h" // gemm_by_tiles
+
 static DType cpu_compute = DTYPE_FP32; // what products are computed in (ops_compute())
+static bool cpu_tiles;                 // products in bf16 are those of gemm_tiles.h
 
 // The library must not start threads inside our own. gemm_serial_here() sets the OpenMP thread
 // count, inside a parallel region, for this thread and region only: a region of one thread does not
 // count as parallel, so the library would start a team there.
 static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
+static inline bool gemm_open_tiles(void) {
+    const char *asked = getenv("TRAIN_GPT_TILES");
+    return !(asked && !strcmp(asked, "0")) && tiles_open();
+}
 // Prepares products of Reals.
 static inline void gemm_open(DType real) {
     const int threads = omp_get_max_threads(); // a library may change it
     gemm_serial_here();
     gemm_open_library();
     cpu_real = real;
-    cpu_compute = real == DTYPE_BF16 && gemm_open_bf16() ? DTYPE_BF16 : DTYPE_FP32;
+    cpu_tiles = gemm_open_tiles();
+    cpu_compute = real == DTYPE_BF16 && (cpu_tiles || gemm_open_bf16()) ? DTYPE_BF16 : DTYPE_FP32;
     omp_set_num_threads(threads);
+}
+// Return who multiplies Reals, and by which instructions.
+static inline const char *gemm_of_reals(void) {
+    return cpu_compute == DTYPE_BF16 && cpu_tiles ? "own" : gemm_library();
+}
+static inline Multiplier gemm_instructions(void) {
+    if (cpu_compute != DTYPE_BF16) { return gemm_multiplier(false); }
+    return cpu_tiles ? MULTIPLY_TILES : gemm_multiplier(true);
 }
 
 // --- the memory of a thread ----------------------------------------------------------------------
@@ -59,7 +76,8 @@ enum {
 static inline int64_t gemm_thread_floats(void) {
     const int64_t converted =
         cpu_compute == cpu_real ? 0 : (GEMM_ROWS + GEMM_COLS) * (int64_t)GEMM_DEPTH;
-    return cpu_real == DTYPE_FP32 ? 0 : GEMM_BUFFER + converted;
+    const int64_t packed = cpu_tiles ? TILE_SPACE / (int64_t)sizeof(float) : 0;
+    return cpu_real == DTYPE_FP32 ? 0 : GEMM_BUFFER + max_i64(converted, packed);
 }
 // Returns the bytes of the workspace that operations may divide as they like.
 static inline size_t workspace_rest(const Stream *s) {
@@ -67,7 +85,8 @@ static inline size_t workspace_rest(const Stream *s) {
     assert(s->workspace_bytes >= products);
     return (s->workspace_bytes - products) / 64 * 64;
 }
-// Returns the calling thread's floats: GEMM_BUFFER for sums, then what converted blocks take.
+// Returns the calling thread's floats: GEMM_BUFFER for sums, then what packed or converted blocks
+// take.
 static inline float *gemm_thread_space(const Stream *s) {
     return (float *)(void *)((char *)s->workspace + workspace_rest(s)) +
            omp_get_thread_num() * gemm_thread_floats();
@@ -130,7 +149,9 @@ static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64
             .c = c,
             .ldc = ldc,
         };
-        if (cpu_compute == DTYPE_BF16) {
+        if (cpu_compute == DTYPE_BF16 && cpu_tiles) {
+            gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER);
+        } else if (cpu_compute == DTYPE_BF16) {
             gemm_bf16(&p);
         } else if (cpu_real == DTYPE_BF16) {
             gemm_converted(s, &p);

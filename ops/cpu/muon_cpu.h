@@ -26,7 +26,7 @@ static inline void ops_adamw_direction(Stream *s, float *out, UpdateSlice u, Opt
     float *m = u.moment[0], *v = u.moment[1];
     const float *grad = u.grad;
     const AdamwBias bias = adamw_bias(o);
-#pragma omp parallel for schedule(static) num_threads(s->threads)
+#pragma omp parallel for schedule(static) num_threads(s->threads) firstprivate(o, bias)
     for (int64_t b = 0; b < ceil_div(u.n, BLOCK); b++) {
         const int64_t end = min_i64(u.n, (b + 1) * BLOCK);
 #pragma omp simd

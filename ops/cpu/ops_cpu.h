@@ -204,9 +204,8 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
 static inline void ops_arithmetic(char *text, size_t bytes) {
     const bool bf16 = cpu_real == DTYPE_BF16;
     snprintf(text, bytes, "cpu %s%s%s%s%s%s", dtype_name(cpu_compute), bf16 ? " " : "",
-             bf16 ? gemm_library() : "", bf16 ? " " : "",
-             bf16 ? multipliers[gemm_multiplier(cpu_compute == DTYPE_BF16)].name : "",
-             words_are_pairs() ? " pairs" : "");
+             bf16 ? gemm_of_reals() : "", bf16 ? " " : "",
+             bf16 ? multipliers[gemm_instructions()].name : "", words_are_pairs() ? " pairs" : "");
 }
 
 #endif

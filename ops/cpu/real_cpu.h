@@ -10,9 +10,6 @@
 
 static DType cpu_real = DTYPE_FP32; // of ops_open()
 
-// A function that must be part of its caller's loop: a loop with a call is not vectorised, and the
-// compiler does not inline everything that is called often.
-#define INLINED static inline __attribute__((always_inline))
 #define TYPED INLINED // a kernel for both types
 #define FOR_TYPE(kernel, ...)                                                                      \
     (cpu_real == DTYPE_BF16 ? kernel(DTYPE_BF16, __VA_ARGS__) : kernel(DTYPE_FP32, __VA_ARGS__))

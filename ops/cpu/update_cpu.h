@@ -13,6 +13,9 @@ enum {
     BLOCK = 16384,     // elements that a thread takes at a time in element-wise operations
     BLOCKS_A_POLL = 16 // blocks between two calls of progress
 };
+// A function that must be part of its caller's loop: a loop with a call is not vectorised, and the
+// compiler does not inline everything that is called often.
+#define INLINED static inline __attribute__((always_inline))
 // Lets messages move if the calling thread is the team's first; only that one may use MPI.
 static inline void poll_messages(Stream *s) {
     if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
@@ -36,7 +39,7 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
 // says which one is fused with the addition: a compiler may choose differently in the vector body
 // of a loop and in its rest, and then an element's bits would depend on its place in a rank's
 // slice.
-static inline float adamw_element(float *m, float *v, float grad, OptimizerStep o, AdamwBias bias) {
+INLINED float adamw_element(float *m, float *v, float grad, OptimizerStep o, AdamwBias bias) {
     const float g = grad * o.grad_scale;
     *m = fmaf(o.beta1, *m, (1.0f - o.beta1) * g);
     *v = fmaf(o.beta2, *v, (1.0f - o.beta2) * g * g);
@@ -44,13 +47,15 @@ static inline float adamw_element(float *m, float *v, float grad, OptimizerStep 
     return used * bias.m / (sqrtf(*v * bias.v) + o.eps);
 }
 enum { NEAR = 1024 }; // elements that are updated, then rounded while in the L1 cache
+// Each thread has the step's numbers in variables of its own: through a pointer to those of the
+// team the compiler reads them again after each store, and does not vectorise the loop.
 static inline void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o) {
     float *master = u.master, *m = u.moment[0], *v = u.moment[1];
     const float *grad = u.grad;
     const int64_t n = u.n;
     const AdamwBias bias = adamw_bias(o);
     uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
-#pragma omp parallel for schedule(static) num_threads(s->threads)
+#pragma omp parallel for schedule(static) num_threads(s->threads) firstprivate(o, bias)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
         for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
             const int64_t end = min_i64(n, begin + NEAR);

@@ -54,13 +54,9 @@ typedef struct {
     int64_t scratch;                   // bytes
     std::string reason;
 } CudnnPlan;
-static inline bool own_attention_asked(void) {
-    const char *text = getenv("TRAIN_GPT_OWN_ATTENTION");
-    return text && *text && strcmp(text, "0");
-}
 static std::deque<CudnnPlan> cudnn_plans; // a plan keeps its address when others are added
 static CudnnPlan cudnn_refused;
-static bool cudnn_off = own_attention_asked();
+static bool cudnn_off = env_flag("TRAIN_GPT_OWN_ATTENTION");
 static int64_t cudnn_T;            // sequence length of training
 static cudnnHandle_t cudnn_handle; // created with the first plan, for this process's one device
 

@@ -388,9 +388,8 @@ static inline void allow_shared(void (*kernel)(Parameters...), int bytes) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error == cudaErrorInvalidValue) {
-        die(EXIT_INPUT, "choose more heads",
-            "heads of this size need %d bytes of shared memory in a block, more than this GPU has",
-            bytes);
+        die(EXIT_INPUT, "choose a smaller model, or smaller heads",
+            "a kernel needs %d bytes of shared memory in a block, more than this GPU has", bytes);
     }
     cuda_check(error, "cudaFuncSetAttribute");
 }

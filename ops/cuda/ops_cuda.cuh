@@ -113,37 +113,37 @@ __global__ void __launch_bounds__(DIGITS)
 static inline int64_t order_numbers(int64_t N) {
     return 2 * N + (N > SORT_BLOCK ? ceil_div(N, SORT_BLOCK) * DIGITS : 0);
 }
-// Tokens are below `most`. Returns the order, which is at the begin of the room.
-static inline const int32_t *order_tokens(Stream *s, int32_t *room, const int32_t *tokens,
+// Tokens are below `most`. `order` is scratch of rows * order_numbers(N) numbers. Returns it.
+static inline const int32_t *order_tokens(Stream *s, int32_t *order, const int32_t *tokens,
                                           int64_t rows, int64_t N, int64_t most) {
-    int32_t *other = room + rows * N, *counts = other + rows * N, *from = NULL;
+    int32_t *other = order + rows * N, *counts = other + rows * N, *from = NULL;
     int steps = 1;
     while (most > (int64_t)1 << steps * DIGIT_BITS) { steps++; }
-    assert((char *)(room + rows * order_numbers(N)) <= (char *)s->workspace + s->workspace_bytes);
+    assert((char *)(order + rows * order_numbers(N)) <= (char *)s->workspace + s->workspace_bytes);
     const dim3 grid(blocks_for(N, SORT_BLOCK), (unsigned)rows);
     for (int step = 0; step < steps; step++) {
-        int32_t *to = (steps - step) % 2 ? room : other;
+        int32_t *to = (steps - step) % 2 ? order : other;
         for (int counting = N > SORT_BLOCK; counting >= 0; counting--) {
             launch_with(s, order_tokens_kernel, grid, DIGITS, 0, to, from, counts, tokens, (int)N,
                         step * DIGIT_BITS, counting);
         }
         from = to;
     }
-    return room;
+    return order;
 }
 __device__ float factor_of_sample(const float *factors, int b) {
     return factors ? factors[b] : 1.0f;
 }
-// Adds factor(k) times the EACH channels from dout + row(k) * C on, for k < ROWS, in this order. A
-// row whose factor is 0 adds nothing, whatever it holds.
-template <int ROWS, int EACH, class R, class Row, class Factor>
+// Adds factor(k) times the CHANNELS channels from dout + row(k) * C on, for k < ROWS, in this order.
+// A row whose factor is 0 adds nothing, whatever it holds.
+template <int ROWS, int CHANNELS, class R, class Row, class Factor>
 __device__ void add_rows(float *sum, const R *dout, int64_t C, Row row, Factor factor) {
-    typedef typename Vector<EACH, R>::Part Part;
+    typedef typename Vector<CHANNELS, R>::Part Part;
     Part part[ROWS];
     UNROLL for (int k = 0; k < ROWS; k++) { part[k] = *(const Part *)(dout + row(k) * C); }
     UNROLL for (int k = 0; k < ROWS; k++) {
         const float by = factor(k);
-        UNROLL for (int j = 0; j < EACH; j++) {
+        UNROLL for (int j = 0; j < CHANNELS; j++) {
             if (by != 0.0f) { sum[j] += by * read(&part[k].x[j]); }
         }
     }
@@ -158,14 +158,14 @@ __device__ Entry entry_of(int32_t position, const int32_t *tokens, const float *
     if (position < 0) { return {0, -1, 0.0f}; }
     return {position, tokens[position], factor_of_sample(factors, position / T)};
 }
-// A warp takes 32 entries of the order, and 32 EACH channels. Of each token whose first entry is
-// among them, it adds all positions, one after another.
-template <int EACH, class R>
+// A warp takes 32 entries of the order, and 32 * CHANNELS channels. Of each token whose first entry
+// is among them, it adds all positions, one after another.
+template <int CHANNELS, class R>
 __global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens,
                                               const int32_t *order, const float *factors, int N,
                                               int T, int64_t C) {
     const int lane = (int)threadIdx.x % 32, begin = (int)warp_index() * 32;
-    const int64_t c = ((int64_t)blockIdx.y * 32 + lane) * EACH;
+    const int64_t c = ((int64_t)blockIdx.y * 32 + lane) * CHANNELS;
     const Entry mine = entry_of(position_at(order, begin + lane, N), tokens, factors, T);
     const int32_t second = position_at(order, begin + 32 + lane, N);
     int32_t before = __shfl_sync(ALL_LANES, mine.token, lane - 1);
@@ -175,8 +175,8 @@ __global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const 
     for (int at = 0; at < 32; at++) {
         const int32_t token = __shfl_sync(ALL_LANES, mine.token, at);
         if (!(firsts >> at & 1) || token < 0) { continue; }
-        float sum[EACH], *to = dwte + token * C + c;
-        if (c < C) { read_numbers<EACH>(sum, to, EACH); }
+        float sum[CHANNELS], *to = dwte + token * C + c;
+        if (c < C) { read_numbers<CHANNELS>(sum, to, CHANNELS); }
         Entry now = mine, next = mine;
         int32_t later = second; // is read long before it is needed
         for (int k = at, entry = begin + 32 + lane, end = 32; end == 32; k = 0, now = next) {
@@ -189,42 +189,43 @@ __global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const 
                 return (int64_t)__shfl_sync(ALL_LANES, now.position, k + i);
             };
             const auto factor = [&](int i) { return __shfl_sync(ALL_LANES, now.factor, k + i); };
-            for (; k + 16 <= end; k += 16) { add_rows<16, EACH>(sum, dout, C, row, factor); }
-            for (; k + 4 <= end; k += 4) { add_rows<4, EACH>(sum, dout, C, row, factor); }
-            for (; k < end; k++) { add_rows<1, EACH>(sum, dout, C, row, factor); }
+            for (; k + 16 <= end; k += 16) { add_rows<16, CHANNELS>(sum, dout, C, row, factor); }
+            for (; k + 4 <= end; k += 4) { add_rows<4, CHANNELS>(sum, dout, C, row, factor); }
+            for (; k < end; k++) { add_rows<1, CHANNELS>(sum, dout, C, row, factor); }
         }
-        if (c < C) { write_numbers<EACH>(to, sum, EACH); }
+        if (c < C) { write_numbers<CHANNELS>(to, sum, CHANNELS); }
     }
 }
-// A thread takes EACH channels of a position.
-template <int EACH, class R>
+// A thread takes CHANNELS channels of a position.
+template <int CHANNELS, class R>
 __global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, const float *factors,
                                               int rows, int64_t n) {
-    const int64_t i = thread_index() * EACH;
+    const int64_t i = thread_index() * CHANNELS;
     if (i >= n) { return; }
-    float sum[EACH];
-    read_numbers<EACH>(sum, dwpe + i, EACH);
+    float sum[CHANNELS];
+    read_numbers<CHANNELS>(sum, dwpe + i, CHANNELS);
     int b = 0;
     const auto row = [&](int k) { return b + k; };
     const auto factor = [&](int k) { return factor_of_sample(factors, b + k); };
-    for (; b + 8 <= rows; b += 8) { add_rows<8, EACH>(sum, dout + i, n, row, factor); }
-    for (; b < rows; b++) { add_rows<1, EACH>(sum, dout + i, n, row, factor); }
-    write_numbers<EACH>(dwpe + i, sum, EACH);
+    for (; b + 8 <= rows; b += 8) { add_rows<8, CHANNELS>(sum, dout + i, n, row, factor); }
+    for (; b < rows; b++) { add_rows<1, CHANNELS>(sum, dout + i, n, row, factor); }
+    write_numbers<CHANNELS>(dwpe + i, sum, CHANNELS);
 }
-template <int EACH>
+template <int CHANNELS>
 static inline void embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
                                       const int32_t *tokens, const float *factors, int64_t rows,
                                       int64_t T, int64_t C, int64_t Vp) {
     const int64_t N = rows * T;
     if (dwte) {
         const int32_t *order = order_tokens(s, (int32_t *)scratch(s), tokens, 1, N, Vp);
-        const dim3 grid(blocks_for(N, THREADS), blocks_for(C, 32 * EACH));
-        FOR_REAL(launch(s, embedding_backward_wte_kernel<EACH, R>, grid, dwte, dout, tokens, order,
-                        factors, (int)N, (int)T, C));
+        const dim3 grid(blocks_for(N, THREADS), blocks_for(C, 32 * CHANNELS));
+        FOR_REAL(launch(s, embedding_backward_wte_kernel<CHANNELS, R>, grid, dwte, dout, tokens,
+                        order, factors, (int)N, (int)T, C));
     }
     if (dwpe) {
-        FOR_REAL(launch(s, embedding_backward_wpe_kernel<EACH, R>,
-                        blocks_for(T * C, THREADS * EACH), dwpe, dout, factors, (int)rows, T * C));
+        FOR_REAL(launch(s, embedding_backward_wpe_kernel<CHANNELS, R>,
+                        blocks_for(T * C, THREADS * CHANNELS), dwpe, dout, factors, (int)rows,
+                        T * C));
     }
 }
 static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout,
@@ -261,8 +262,9 @@ __global__ void column_partials_kernel(float *weights, float *biases, int64_t st
                                        const R *in, const float *mean, const float *rstd, int64_t N,
                                        int64_t C, int64_t each) {
     __shared__ float sums[2][COLUMN_ROWS][COLUMNS];
-    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x * EACH, left = C - c,
-                  end = left > 0 ? least((blockIdx.y + 1) * each, N) : 0;
+    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x * EACH;
+    const int64_t left = C - c;
+    const int64_t end = left > 0 ? least((blockIdx.y + 1) * each, N) : 0;
     float weight[EACH] = {}, bias[EACH] = {}, dy[EACH], x[EACH];
     for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
         read_numbers<EACH>(dy, dout + n * C + c, left);
@@ -450,19 +452,21 @@ template <bool CAPPED, class R>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     classifier_kernel(float *losses, R *logits, const int32_t *targets, int V, int Vp, float scale,
                       float softcap, bool gradient, int kept) {
-    enum { EACH = 16 / sizeof(R) };
-    typedef typename Vector<EACH, R>::Part Part;
+    enum { PART_LOGITS = 16 / sizeof(R) };
+    typedef typename Vector<PART_LOGITS, R>::Part Part;
     DYNAMIC_SHARED(Part, copy);
     R *row = logits + (int64_t)blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
     const float cap = CAPPED ? softcap : 0.0f,
                 of_target = target < 0 ? 0.0f : capped(read(row + target), cap);
-    const int columns = target < 0 ? 0 : V, parts = lies_in_parts<EACH>(row) ? columns / EACH : 0,
-              rest = parts * EACH + (int)threadIdx.x; // this thread's first number after the parts
+    const int columns = target < 0 ? 0 : V,
+              parts = lies_in_parts<PART_LOGITS>(row) ? columns / PART_LOGITS : 0,
+              // this thread's first number after the parts
+        rest = parts * PART_LOGITS + (int)threadIdx.x;
     float top = -FLT_MAX, sum = 0.0f;
     for_parts((const Part *)row, 0, parts, [&](int i, const Part &part) {
         if (i < kept) { copy[i] = part; }
-        add_powers<EACH>(&top, &sum, part.x, cap);
+        add_powers<PART_LOGITS>(&top, &sum, part.x, cap);
     });
     for (int v = rest; v < columns; v += CLASSIFIER_THREADS) {
         add_powers<1>(&top, &sum, row + v, cap);
@@ -475,7 +479,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
         return scale * (power_of_2(fmaf(logit, LOG2_E, -lse)) - is_target) * cap_slope(logit, cap);
     };
     const auto put = [&](int i, Part part) {
-        UNROLL for (int j = 0; j < EACH; j++) {
+        UNROLL for (int j = 0; j < PART_LOGITS; j++) {
             write(&part.x[j], slope(capped(read(&part.x[j]), cap), 0.0f));
         }
         ((Part *)row)[i] = part;
