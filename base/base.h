@@ -142,6 +142,8 @@ static inline void signal_text_write(const SignalText *t) {
     (void)written;
 }
 
+#define LENGTH_OF(array) (int)(sizeof(array) / sizeof((array)[0]))
+
 // calloc that ends the program (EXIT_RESOURCES) on failure. what: for the message.
 static inline void *checked_calloc(size_t count, size_t size, const char *what) {
     void *p = calloc(count ? count : 1, size ? size : 1);

@@ -209,6 +209,30 @@ static inline int64_t json_unit(const char *at, const char *end) {
     }
     return unit;
 }
+// A character and its length in bytes. code -1: the bytes are not UTF-8, and are the longest
+// begin of a character, or one byte; 0 bytes: the end of the text.
+typedef struct {
+    int32_t code;
+    int bytes;
+} Character;
+static inline Character character_at(const char *text, const char *end) {
+    const unsigned char *at = (const unsigned char *)text;
+    const unsigned first = text < end ? *at : 0;
+    Character c = {.code = text < end ? (int32_t)first : -1, .bytes = text < end};
+    if (first < 0x80) { return c; }
+    const int more = first < 0xc2 || first > 0xf4 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    // the second byte is limited: no longer form than needed, no surrogate, no code above 0x10ffff
+    unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    int32_t code = (int32_t)(first & (0x3fu >> more));
+    while (c.bytes <= more && c.bytes < end - text && at[c.bytes] >= low && at[c.bytes] <= high) {
+        code = code << 6 | (at[c.bytes++] & 0x3f);
+        low = 0x80;
+        high = 0xbf;
+    }
+    c.code = more && c.bytes > more ? code : -1;
+    return c;
+}
 // Writes a character in UTF-8. Returns how many bytes: 1 to 4.
 static inline int json_put_utf8(int64_t character, unsigned char *out) {
     const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;

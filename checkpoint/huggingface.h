@@ -180,6 +180,19 @@ static inline void hf_check_part(void *context, const HfTensor *t) {
             t->name.at);
     }
 }
+// Refuses tensors of a block behind the last one that config.json has.
+static inline void hf_refuse_block(const HfSlice *s, const GptModel *m) {
+    const HfParts all = hf_parts_of(m);
+    SafeTensor found;
+    for (int i = 0; i < all.count; i++) {
+        const Text name = hf_name(&all.parts[i], m->config.layers);
+        if (strcmp(name.at, all.parts[i].name) && hf_look(s, name.at, &found)) {
+            die(EXIT_INPUT, HUGGINGFACE_HINT,
+                "%s: config.json has %" PRId64 " layers, but tensor %s is there", s->folder,
+                m->config.layers, name.at);
+        }
+    }
+}
 // Refuses a folder with weights that transformers would take first.
 static inline void hf_refuse_others(const char *folder) {
     glob_t others = {};
@@ -211,6 +224,7 @@ static inline GptConfig huggingface_config(const char *folder, DType *dtype, HfK
                    .tied = gpt_is_tied(&m),
                    .bf16 = true};
     hf_each_tensor(&m, hf_check_part, &all);
+    hf_refuse_block(&all, &m);
     safetensors_close(&files);
     *dtype = all.bf16 ? DTYPE_BF16 : DTYPE_FP32;
     return gpt_config_complete(config);

@@ -20,7 +20,7 @@ static const char *const model_synonyms[][2] = {{"gpt2", "gpt2:124M"},
 // before its size, or in other letters, or without what is before the size. NULL if there is none.
 static inline const char *model_nearest(const char *text) {
     const char *name = strrchr(text, '/') ? strrchr(text, '/') + 1 : text;
-    for (size_t i = 0; i < sizeof model_synonyms / sizeof model_synonyms[0]; i++) {
+    for (int i = 0; i < LENGTH_OF(model_synonyms); i++) {
         if (!strcasecmp(name, model_synonyms[i][0])) { return model_synonyms[i][1]; }
     }
     const char *nearest = NULL;

@@ -62,7 +62,7 @@ static const HelpTopic help_topics[] = {
      {"./train_gpt --dry-run --zero 3 --cluster 24x16,intra=150,inter=12.5",
       "mpirun -np 4 ./train_gpt --watchdog 60 --ranks-per-node 2"}},
 };
-enum { HELP_TOPICS = (int)(sizeof help_topics / sizeof help_topics[0]) };
+enum { HELP_TOPICS = LENGTH_OF(help_topics) };
 static const int help_most_used[] = {
     OPTION_INDEX_train,       OPTION_INDEX_val,          OPTION_INDEX_model, OPTION_INDEX_seq_len,
     OPTION_INDEX_micro_batch, OPTION_INDEX_batch_tokens, OPTION_INDEX_steps, OPTION_INDEX_lr,
@@ -146,7 +146,7 @@ static inline void help_cluster_keys(FILE *to) {
 // Prints one screen: the flags that most people need, and the topics.
 static inline void help_short(FILE *to) {
     fprintf(to, "train_gpt pretrains GPT models. %s\n\n", help_usage);
-    for (size_t i = 0; i < sizeof help_most_used / sizeof help_most_used[0]; i++) {
+    for (int i = 0; i < LENGTH_OF(help_most_used); i++) {
         const OptionSpec *spec = &option_specs[help_most_used[i]];
         help_line(to, spec, help_names(spec).at);
     }
@@ -279,7 +279,7 @@ static inline void options_help(FILE *to, const char *topic) {
                  {"all", options_print_help},
                  {"man", help_man},
                  {"completion", help_completion}};
-    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+    for (int i = 0; i < LENGTH_OF(whole); i++) {
         if (!strcmp(whole[i].name, topic)) {
             whole[i].print(to);
             return;

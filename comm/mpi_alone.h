@@ -64,7 +64,7 @@ static inline int mpi_environment(const char *name) {
 // that is nearest to the program counts: mpirun -np 1 in a step of Slurm starts one process. Rank 0
 // speaks for the others, unless its launcher does not say that there are any.
 static inline void mpi_refuse_ranks(void) {
-    for (size_t i = 0; i < sizeof mpi_launchers / sizeof mpi_launchers[0]; i++) {
+    for (int i = 0; i < LENGTH_OF(mpi_launchers); i++) {
         const MpiLauncher *l = &mpi_launchers[i];
         const int rank = mpi_environment(l->rank), ranks = mpi_environment(l->ranks);
         if (ranks == 1) { return; }

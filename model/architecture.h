@@ -196,7 +196,6 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
         {"gate", ONE_OF(OF_FFN)}, { "up", ONE_OF(OF_FFN) }                                         \
     }
 #define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
-#define LENGTH_OF(table) (int)(sizeof(table) / sizeof((table)[0]))
 // The first rows of each table of values and of gradients, and the tables of a unit
 #define BOUNDARIES                                                                                 \
     {.name = "x", .type = VALUE_BOUNDARY, .width = CHANNELS_X1, .gradient = GRADIENT_X}, {         \

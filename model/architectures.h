@@ -2,6 +2,7 @@
 #ifndef ARCHITECTURES_H
 #define ARCHITECTURES_H
 
+#include "base/base.h"
 #include "model/architecture.h"
 #include "model/gpt2.h"
 #include "model/llama.h"

@@ -131,7 +131,7 @@ static const ClusterGpu cluster_gpus[] = {
      .attention = 0.35,
      .source = "assumed, as of h100"},
 };
-enum { CLUSTER_GPUS = (int)(sizeof cluster_gpus / sizeof cluster_gpus[0]) };
+enum { CLUSTER_GPUS = LENGTH_OF(cluster_gpus) };
 enum {
     CLUSTER_GPU,
     CLUSTER_INTRA,

@@ -3,6 +3,8 @@
 #ifndef FORECAST_H
 #define FORECAST_H
 
+#include "base/figures.h"
+#include "base/files.h"
 #include "base/readable.h"
 #include "plan/cluster.h"
 
@@ -43,12 +45,18 @@ static inline void print_gpu(FILE *to, const Cluster *c) {
         gpu->attention > 0 ? gpu->attention : gpu->products, f->capacity, f->memory, CLUSTER_COPIES,
         f->link, f->host, CLUSTER_COPIES, f->intra, f->inter, CLUSTER_MESSAGES, f->latency);
 }
+enum { FORECAST_FIGURES = 2 };
+static inline void forecast_figures(const Forecast *f, Figure rows[FORECAST_FIGURES]) {
+    rows[0] = figure("tokens_per_s=speed      %C tokens/s", f->tokens_per_s);
+    rows[1] = figure("mfu?, MFU %Q", f->mfu);
+}
 // Prints speed and memory. tokens: of the run; 0: not known. remedy: flags with which it would fit;
 // "": none are known.
 static inline void print_forecast(FILE *to, const Forecast *f, double tokens, const char *remedy) {
     const double run = tokens > 0 ? tokens : 1e9;
-    fprintf(to, "speed      %s tokens/s", readable_count(f->tokens_per_s).at);
-    if (!isnan(f->mfu)) { fprintf(to, ", MFU %.1f %%", 100 * f->mfu); }
+    Figure rows[FORECAST_FIGURES];
+    forecast_figures(f, rows);
+    print_figures(to, rows, FORECAST_FIGURES);
     fprintf(to, "; %s tokens take %s\n", readable_count(run).at,
             readable_duration(run / f->tokens_per_s).at);
     if (isinf(f->memory)) {
@@ -65,14 +73,12 @@ static inline void print_forecast(FILE *to, const Forecast *f, double tokens, co
                 *remedy ? " would fit" : "");
     }
 }
-enum { FORECAST_JSON = 320 };
-// Writes the members of a JSON object, each after a comma.
-static inline const char *forecast_json(const Forecast *f, char text[FORECAST_JSON]) {
-    int n = snprintf(text, FORECAST_JSON, ",\"tokens_per_s\":%.17g,\"mfu\":", f->tokens_per_s);
-    n += snprintf(text + n, FORECAST_JSON - (size_t)n, isnan(f->mfu) ? "null" : "%.17g", f->mfu);
-    snprintf(text + n, FORECAST_JSON - (size_t)n, ",\"fits\":%s",
-             forecast_fits(f) ? "true" : "false");
-    return text;
+// Adds the members of a JSON object.
+static inline void json_add_forecast(TextBuffer *t, const Forecast *f) {
+    Figure rows[FORECAST_FIGURES];
+    forecast_figures(f, rows);
+    json_add_figures(t, rows, FORECAST_FIGURES);
+    text_add(t, ",\"fits\":%s", forecast_fits(f) ? "true" : "false");
 }
 
 #endif

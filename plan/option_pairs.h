@@ -261,7 +261,7 @@ static const OptionPair option_pairs[] = {
     OPTION_PAIR_TABLE(PAIR)
 #undef PAIR
 };
-enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
+enum { OPTION_PAIRS = LENGTH_OF(option_pairs) };
 
 // Returns the first pair that clashes, or NULL.
 static inline const OptionPair *options_clash(const Options *o, const OptionsGiven *g) {

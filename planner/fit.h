@@ -14,6 +14,8 @@
 #define FIT_H
 
 #include "base/base.h"
+#include "base/figures.h"
+#include "base/files.h"
 #include "base/readable.h"
 #include "comm/comm.h"
 #include "comm/group.h"
@@ -479,21 +481,43 @@ static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
                          f->machine.rates.peak_flops_per_s * f->machine.ranks->n, r->device,
                          f->memory);
 }
+// Writes what is reported of a way to run: FIT_SENT rows, and what a rank sends.
+enum { FIT_SENT = 5, FIT_FIGURES = FIT_SENT + LINK_KINDS };
+typedef struct {
+    Figure row[FIT_FIGURES];
+} FitFigures;
+static inline FitFigures fit_figures(const Fit *f, const FitResult *r) {
+    const Forecast forecast = fit_forecast(f, r);
+    const FitFigures figures = {{
+        {"step_ms=%10T", 1e3 * r->step_s},
+        {"tokens_per_s= %8C", forecast.tokens_per_s},
+        {"mfu= %7Q", forecast.mfu},
+        {"memory= %6.1G GiB", rint(r->device)},
+        {"host", rint(r->host)},
+        {"intra= %10.2G GiB", (double)r->sent[LINK_INTRA]},
+        {"inter= %10.2G GiB", (double)r->sent[LINK_INTER]},
+    }};
+    return figures;
+}
 static inline void fit_print_json(const Fit *f) {
     const int64_t T = f->config->options.seq_len;
-    printf("{\"tried\":%d,\"seq_len\":%" PRId64 ",\"batch_tokens\":%" PRId64 ",\"best\":[",
-           f->tried, T, f->config->samples * T);
+    TextBuffer t = {};
+    text_add(&t, "{\"tried\":%d,\"seq_len\":%" PRId64 ",\"batch_tokens\":%" PRId64 ",\"best\":[",
+             f->tried, T, f->config->samples * T);
     for (int i = 0; i < f->found; i++) {
         const FitResult *r = &f->best[i];
-        const Forecast forecast = fit_forecast(f, r);
-        char flags[2 * FIT_TEXT], more[FORECAST_JSON];
+        char flags[2 * FIT_TEXT];
+        const FitFigures figures = fit_figures(f, r);
         fit_text(f, &r->way, flags, sizeof flags);
-        printf("%s{\"flags\":\"%s\",\"step_ms\":%.17g%s,\"memory\":%.0f,\"host\":%.0f,"
-               "\"traffic\":{\"intra\":%" PRId64 ",\"inter\":%" PRId64 "}}",
-               i ? "," : "", flags, 1e3 * r->step_s, forecast_json(&forecast, more), r->device,
-               r->host, r->sent[LINK_INTRA], r->sent[LINK_INTER]);
+        text_add(&t, "%s{\"flags\":\"%s\",\"fits\":%s", i ? "," : "", flags,
+                 r->device <= f->memory ? "true" : "false");
+        json_add_figures(&t, figures.row, FIT_SENT);
+        text_add(&t, ",\"traffic\":{");
+        json_add_figures(&t, figures.row + FIT_SENT, LINK_KINDS);
+        text_add(&t, "}}");
     }
-    printf("]}\n");
+    printf("%s]}\n", t.text);
+    free(t.text);
 }
 static inline void fit_print(const Fit *f) {
     const Options *o = &f->config->options;
@@ -501,14 +525,11 @@ static inline void fit_print(const Fit *f) {
     printf("fit        %d ways to run were planned; the fastest that fit:\n", f->tried);
     printf("      step   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
     for (int i = 0; i < f->found; i++) {
-        const FitResult *r = &f->best[i];
-        const Forecast forecast = fit_forecast(f, r);
         char flags[2 * FIT_TEXT];
-        fit_text(f, &r->way, flags, sizeof flags);
-        printf("%10s %8s %7s %6.1f GiB %10.2f GiB %10.2f GiB       %s\n",
-               readable_step(r->step_s).at, readable_count(forecast.tokens_per_s).at,
-               readable_share(forecast.mfu, 1).at, gibibytes(r->device),
-               gibibytes(r->sent[LINK_INTRA]), gibibytes(r->sent[LINK_INTER]), flags);
+        const FitFigures figures = fit_figures(f, &f->best[i]);
+        fit_text(f, &f->best[i].way, flags, sizeof flags);
+        print_figures(stdout, figures.row, FIT_FIGURES);
+        printf("       %s\n", flags);
     }
     const Forecast forecast = fit_forecast(f, &f->best[0]);
     print_gpu(stdout, &f->machine.cluster);

@@ -4,6 +4,8 @@
 #define PLAN_ANSWER_H
 
 #include "base/base.h"
+#include "base/figures.h"
+#include "base/files.h"
 #include "base/readable.h"
 #include "comm/group.h"
 #include "options.h"
@@ -69,9 +71,6 @@ static inline PlanAnswer planner_answer(const PlanTask *t) {
 // -------------------------------------------------------------------------------------------------
 // --plan
 
-static inline void print_number_list(FILE *to, const int *numbers, int n) {
-    for (int i = 0; i < n; i++) { fprintf(to, "%s%d", i ? "," : "", numbers[i]); }
-}
 // Prints ascending ranks as ranges: 0-3,8.
 static inline void print_ranges(FILE *to, const int *ranks, int n) {
     for (int i = 0, end; i < n; i = end) {
@@ -87,59 +86,77 @@ static inline Forecast plan_forecast(const Planner *p, const Candidate *c) {
     return forecast_make(t->samples * t->sample_tokens, t->samples * t->sample_flops, c->step_s,
                          task_ranks(t) * t->cluster.peak * 1e12, needed, t->memory);
 }
-// Prints the members of a plan's JSON object, without the braces.
-static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) {
+// Writes what is reported of a plan: PLAN_PREDICTED rows of its prediction, and how it runs.
+enum { PLAN_PREDICTED = 3, PLAN_FIGURES = 5 };
+static inline void plan_figures(Planner *p, const Candidate *c, double one_rank_s,
+                                Figure rows[PLAN_FIGURES]) {
+    planner_look(p, &c->plan);
+    const Figure all[PLAN_FIGURES] = {
+        {"step_ms= %13T", 1e3 * c->step_s},
+        {"= %8.2fx", one_rank_s / c->step_s},
+        {"bubble= %7Q idle", plan_bubble(&c->plan, &p->costs, c->step_s)},
+        {"micro_batches=, %.0f", (double)p->costs.micro_batches},
+        {"micro_batch= x %.0f samples", (double)c->plan.micro_batch},
+    };
+    memcpy(rows, all, sizeof all);
+}
+// Adds the members of a plan's JSON object, without the braces.
+static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, double one_rank_s) {
     const StagePlan *plan = &c->plan;
-    planner_look(p, plan);
-    fprintf(to, "\"stages\":[");
-    for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
-        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s],
-                plan->replicas[s]);
-        print_number_list(to, p->ranks + rank, plan->replicas[s]);
-        fprintf(to, "]}");
+    Figure rows[PLAN_FIGURES];
+    plan_figures(p, c, one_rank_s, rows);
+    text_add(t, "\"stages\":[");
+    for (int s = 0, rank = 0; s < plan->stages; s++) {
+        text_add(t, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":", s ? "," : "", plan->units[s],
+                 plan->replicas[s]);
+        for (int i = 0; i < plan->replicas[s]; i++) {
+            text_add(t, "%c%d", i ? ',' : '[', p->ranks[rank++]);
+        }
+        text_add(t, "]}");
     }
-    fprintf(to,
-            "],\"micro_batch\":%" PRId64
-            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\","
-            "\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
-            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false",
-            "ab"[plan->warmup], pipeline_kind_names[plan->kind], 1e3 * c -> step_s);
-    for (int s = 0; s < plan->stages; s++) {
-        fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]);
-    }
+    text_add(t, "]");
+    json_add_figures(t, rows + PLAN_PREDICTED, PLAN_FIGURES - PLAN_PREDICTED);
+    text_add(t, ",\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\",\"predicted\":{",
+             plan->recompute ? "true" : "false", "ab"[plan->warmup],
+             pipeline_kind_names[plan->kind]);
+    json_add_figures(t, rows, PLAN_PREDICTED);
     const Forecast forecast = plan_forecast(p, c);
-    char more[FORECAST_JSON];
-    fprintf(to, "],\"bubble\":%.17g%s}", plan_bubble(plan, &p->costs, c->step_s),
-            forecast_json(&forecast, more));
+    json_add_forecast(t, &forecast);
+    for (int s = 0; s < plan->stages; s++) {
+        text_add(t, "%s%.0f", s ? "," : ",\"memory\":[", p->costs.memory[s]);
+    }
+    text_add(t, "]}");
 }
 static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
-    fprintf(to, "{");
-    print_plan_json(to, p, &a->best);
-    fprintf(to, ",\"alternatives\":[");
-    for (int i = 0; i < a->others; i++) {
-        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
-        print_plan_json(to, p, &a->other[i]);
-        fprintf(to, "}");
-    }
     const double T = p->task->sample_tokens;
-    fprintf(to, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
-            T, p->task->samples * T);
-    if (a->equations.plan.stages) {
-        fprintf(to,
-                ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
-                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
-                a->equations.complete ? "true" : "false");
+    TextBuffer t = {};
+    text_add(&t, "{");
+    json_add_plan(&t, p, &a->best, one_rank_s);
+    text_add(&t, ",\"alternatives\":[");
+    for (int i = 0; i < a->others; i++) {
+        text_add(&t, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
+        json_add_plan(&t, p, &a->other[i], one_rank_s);
+        text_add(&t, "}");
     }
-    fprintf(to, "}\n");
+    text_add(&t, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
+             T, p->task->samples * T);
+    if (a->equations.plan.stages) {
+        text_add(&t,
+                 ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
+                 a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+                 a->equations.complete ? "true" : "false");
+    }
+    fprintf(to, "%s}\n", t.text);
+    free(t.text);
 }
 static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c,
                                    double one_rank_s) {
     const StagePlan *plan = &c->plan;
-    planner_look(p, plan);
-    fprintf(to, "%-18s %13s %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name,
-            readable_step(c->step_s).at, one_rank_s / c->step_s,
-            100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches,
-            plan->micro_batch, plan->recompute ? ", recomputed" : "",
+    Figure rows[PLAN_FIGURES];
+    plan_figures(p, c, one_rank_s, rows);
+    fprintf(to, "%-18s", name);
+    print_figures(to, rows, PLAN_FIGURES);
+    fprintf(to, "%s, %s", plan->recompute ? ", recomputed" : "",
             plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
             : plan->warmup == WARMUP_B    ? "warm-up b"
                                           : "warm-up a");

@@ -56,7 +56,7 @@ typedef struct {
     PrivacyLoss last_loss;
 } Privacy;
 
-enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
+enum { PRIVACY_HISTORY_MAX = 600 };
 static const double CAP_SHARE = 1e-5;
 // limit of CPU time for finding a run's noise or steps when it begins; tests set less
 static double account_run_seconds = 600;

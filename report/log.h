@@ -5,6 +5,7 @@
 #define LOG_H
 
 #include "base/base.h"
+#include "base/figures.h"
 #include "base/files.h"
 #include "base/process.h"
 #include "base/readable.h"
@@ -28,58 +29,6 @@ typedef struct {
     ProgressBar bar;
 } Log;
 
-// Full precision. JSON has no infinities: they become null.
-static inline void json_add_number(TextBuffer *t, double x) {
-    if (isfinite(x)) {
-        text_add(t, "%.17g", x);
-    } else {
-        text_add(t, "null");
-    }
-}
-static inline void json_add_field(TextBuffer *t, const char *name, double x) {
-    text_add(t, ",\"%s\":", name);
-    json_add_number(t, x);
-}
-// Returns the bytes of the character at the start of UTF-8 text, 1 to 4. Returns 0 if the bytes are
-// no UTF-8 character: a wrong or missing continuation, a longer form than needed, half of a
-// surrogate pair, or a code above U+10FFFF (RFC 3629). The text ends with 0.
-static inline int utf8_length(const unsigned char *s) {
-    static const unsigned first[] = {0, 0, 0x80, 0x800, 0x10000};
-    static const struct {
-        unsigned char below;
-        int length;
-    } leads[] = {{0x80, 1}, {0xc2, 0}, {0xe0, 2}, {0xf0, 3}, {0xf5, 4}};
-    int lead = 0;
-    while (lead < 5 && s[0] >= leads[lead].below) { lead++; }
-    const int length = lead < 5 ? leads[lead].length : 0;
-    unsigned code = length < 2 ? s[0] : s[0] & (0xffu >> (length + 1));
-    for (int i = 1; i < length; i++) {
-        if ((s[i] & 0xc0) != 0x80) { return 0; }
-        code = code << 6 | (s[i] & 0x3fu);
-    }
-    const bool surrogate = code >= 0xd800 && code < 0xe000;
-    return length > 1 && (code < first[length] || surrogate || code > 0x10ffff) ? 0 : length;
-}
-// Writes any bytes as a JSON string in UTF-8. A byte that is no part of a character becomes \udc80
-// to \udcff, half of a surrogate pair. No valid text contains these, so the bytes can be restored
-// (as by Python's os.fsencode).
-static inline void json_add_string(TextBuffer *t, const char *text) {
-    text_add(t, "\"");
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        const int length = utf8_length(s);
-        if (length == 0) {
-            text_add(t, "\\udc%02x", *s);
-        } else if (*s == '"' || *s == '\\') {
-            text_add(t, "\\%c", *s);
-        } else if (*s < 32) {
-            text_add(t, "\\u%04x", *s);
-        } else {
-            text_add(t, "%.*s", length, (const char *)s);
-        }
-        s += length ? length : 1;
-    }
-    text_add(t, "\"");
-}
 static inline void json_add_flags(TextBuffer *t, const Options *o) {
     text_add(t, "{");
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -194,35 +143,32 @@ static inline void progress_print_time(ProgressBar *bar, const StepFacts *f) {
               long_run ? ", ends around " : "", long_run ? end.at : "",
               holds ? "" : "; not as predicted: the machine seems busy");
 }
-static inline void progress_draw(ProgressBar *bar, const StepFacts *f, const char *left) {
-    char drawn[16], loss[32] = "";
+static inline void progress_draw(ProgressBar *bar, int64_t step) {
+    char drawn[16];
     const int width = sizeof drawn - 1;
-    const int filled = bar->steps ? (int)(width * f->step / bar->steps) : width;
+    const int filled = bar->steps ? (int)(width * step / bar->steps) : width;
     memset(drawn, '.', sizeof drawn);
     memset(drawn, '#', (size_t)filled);
-    drawn[width] = 0;
-    if (isfinite(f->loss)) { snprintf(loss, sizeof loss, "  loss %.4f", f->loss); }
-    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %s  %s left \033[K", drawn, f->step,
-           bar->steps, loss, f->tokens / f->seconds, readable_share(f->mfu, 0).at, left);
+    printf("\r[%.*s] %" PRId64 "/%" PRId64, width, drawn, step, bar->steps);
     bar->drawn = true;
 }
-static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
+// rows: of the step, with texts for a line, or on a terminal for the bar
+static inline void progress_step(ProgressBar *bar, const StepFacts *f, const Figure *rows,
+                                 int count) {
     const double now = seconds_now();
     const Readable left = readable_clock((bar->steps - f->step) * bar->step_s);
     // at most one line a second for short steps; the log has all steps
     const bool due = bar->stride ? f->step % bar->stride == 0 : now - bar->shown >= 1;
     const bool shown = bar->every || f->step == bar->first + 1 || f->last || due;
     if (bar->terminal) {
-        progress_draw(bar, f, left.at);
+        progress_draw(bar, f->step);
     } else if (shown) {
-        char loss[64] = "";
-        if (isfinite(f->loss)) {
-            snprintf(loss, sizeof loss, " | loss %8.6f norm %.3f", f->loss, f->norm);
-        }
         bar->shown = now;
-        printf("step %5" PRId64 "/%" PRId64 "%s%s lr %.2e | %8s %6.0f tok/s MFU %4s | %s left\n",
-               f->step, bar->steps, loss, *loss ? "" : " |", f->lr, readable_step(f->seconds).at,
-               f->tokens / f->seconds, readable_share(f->mfu, 0).at, left.at);
+        printf("step %5" PRId64 "/%" PRId64, f->step, bar->steps);
+    }
+    if (bar->terminal || shown) {
+        print_figures(stdout, rows, count);
+        printf(bar->terminal ? "  %s left \033[K" : " | %s left\n", left.at);
     }
     output_flush_or_warn();
 }
@@ -230,13 +176,6 @@ static inline void progress_step(ProgressBar *bar, const StepFacts *f) {
 // -------------------------------------------------------------------------------------------------
 // Events during training, reported by rank 0 on the terminal and in the log
 
-// A value of an event: its key in the log (NULL: not there), its value, and its printf format on
-// the terminal (NULL: not there).
-typedef struct {
-    const char *key;
-    double value;
-    const char *format;
-} EventField;
 // Begins an event of the log.
 static inline TextBuffer json_event(const char *event, int64_t step) {
     TextBuffer line = {NULL, 0, 0};
@@ -244,48 +183,49 @@ static inline TextBuffer json_event(const char *event, int64_t step) {
     return line;
 }
 // Begins an event of the log with these values, which also go to TensorBoard.
-static inline TextBuffer log_values(Log *log, const char *event, int64_t step,
-                                    const EventField *fields, int count) {
+static inline TextBuffer log_values(Log *log, const char *event, int64_t step, const Figure *rows,
+                                    int count) {
     TextBuffer line = json_event(event, step);
     ProtoMessage values = {};
     const char *group = strcmp(event, "step") ? event : "train";
     for (int i = 0; i < count; i++) {
-        const EventField *f = &fields[i];
-        if (!f->key) { continue; }
-        json_add_field(&line, f->key, f->value);
-        if (isfinite(f->value)) { values_add(&values, group, f->key, f->value); }
+        const Text key = figure_key(&rows[i]);
+        if (!*key.at) { continue; }
+        json_add_field(&line, key.at, rows[i].value);
+        if (isfinite(rows[i].value)) { values_add(&values, group, key.at, rows[i].value); }
     }
     if (log->board.file) { log_check(log, !event_file_add(&log->board, step, &values)); }
     return line;
 }
-static inline void log_event(Log *log, const char *event, int64_t step, const EventField *fields,
+static inline void log_event(Log *log, const char *event, int64_t step, const Figure *rows,
                              int count) {
-    TextBuffer line = log_values(log, event, step, fields, count);
+    TextBuffer line = log_values(log, event, step, rows, count);
     log_object(log, &line);
     log_break(log);
     printf("step %5" PRId64, step);
-    for (int i = 0; i < count; i++) {
-        if (fields[i].format) { printf(fields[i].format, fields[i].value); }
-    }
+    print_figures(stdout, rows, count);
     printf("\n");
 }
 
 static inline void report_step(const StepFacts *f, Log *log) {
-    const EventField fields[] = {
-        {"loss", f->loss, NULL},
-        {"grad_norm", f->norm, NULL},
-        {"lr", f->lr, NULL},
-        {"ms", f->seconds * 1000, NULL},
-        {"tokens_per_s", f->tokens / f->seconds, NULL},
-        {"mfu", f->mfu, NULL},
-        {"joules", f->joules, NULL},
+    const bool shown = isfinite(f->loss), bar = log->bar.terminal;
+    const Figure rows[] = {
+        {bar     ? "loss?  loss %.4f"
+         : shown ? "loss= | loss %8.6f"
+                 : "loss= |",
+         f->loss},
+        {bar || !shown ? "grad_norm" : "grad_norm= norm %.3f", f->norm},
+        {bar ? "lr" : "lr= lr %.2e", f->lr},
+        {bar ? "ms" : "ms= | %8T", f->seconds * 1000},
+        {bar ? "tokens_per_s=  %.0f tok/s" : "tokens_per_s= %6.0f tok/s", f->tokens / f->seconds},
+        {bar ? "mfu=  MFU %P" : "mfu= MFU %4P", f->mfu},
+        {"joules", f->joules},
     };
     progress_print_time(&log->bar, f);
     progress_measure(&log->bar, f);
     if (!progress_is_due(&log->bar, f)) { return; }
-    progress_step(&log->bar, f);
-    TextBuffer line =
-        log_values(log, "step", f->step, fields, (int)(sizeof fields / sizeof *fields));
+    progress_step(&log->bar, f, rows, LENGTH_OF(rows));
+    TextBuffer line = log_values(log, "step", f->step, rows, LENGTH_OF(rows));
     for (int64_t i = 0; f->windows && i < f->samples; i++) {
         text_add(&line, "%s%" PRId64, i ? "," : ",\"samples\":[", f->windows[i]);
     }
@@ -295,22 +235,22 @@ static inline void report_step(const StepFacts *f, Log *log) {
 // bits, accuracy, epsilon: NAN if they are not known.
 static inline void report_validation(int64_t step, double loss, double bits, double accuracy,
                                      double epsilon, int64_t targets, Log *log) {
-    const EventField fields[] = {
-        {"loss", loss, " | validation loss %.6f nats/token"},
-        {"bits_per_byte", bits, isfinite(bits) ? " | %.4f bits/byte" : NULL},
-        {"label_accuracy", accuracy, isfinite(accuracy) ? " | label accuracy %.4f" : NULL},
-        {"epsilon", epsilon, isfinite(epsilon) ? " | epsilon %.4f" : NULL},
-        {NULL, (double)targets, " | %.0f tokens"},
+    const Figure rows[] = {
+        {"loss= | validation loss %.6f nats/token", loss},
+        {"bits_per_byte? | %.4f bits/byte", bits},
+        {"label_accuracy? | label accuracy %.4f", accuracy},
+        {"epsilon? | epsilon %.4f", epsilon},
+        {"= | %.0f tokens", (double)targets},
     };
-    log_event(log, "val", step, fields, sizeof fields / sizeof *fields);
+    log_event(log, "val", step, rows, LENGTH_OF(rows));
 }
 static inline void report_choices(int64_t step, int64_t right, int64_t examples, Log *log) {
-    const EventField fields[] = {
-        {"accuracy", right / (double)examples, " | hellaswag accuracy %.4f"},
-        {"correct", (double)right, " | %.0f of"},
-        {"examples", (double)examples, " %.0f examples"},
+    const Figure rows[] = {
+        {"accuracy= | hellaswag accuracy %.4f", right / (double)examples},
+        {"correct= | %.0f of", (double)right},
+        {"examples= %.0f examples", (double)examples},
     };
-    log_event(log, "hellaswag", step, fields, sizeof fields / sizeof *fields);
+    log_event(log, "hellaswag", step, rows, LENGTH_OF(rows));
 }
 static inline void report_checkpoint(int64_t step, const char *path, Log *log) {
     log_break(log);

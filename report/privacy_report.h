@@ -2,6 +2,9 @@
 #ifndef PRIVACY_REPORT_H
 #define PRIVACY_REPORT_H
 
+#include "base/base.h"
+#include "base/figures.h"
+#include "base/files.h"
 #include "base/readable.h"
 #include "options.h"
 #include "privacy/accountant.h"
@@ -91,44 +94,34 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
                      "saw them epsilon does not hold");
     }
 }
-static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
-    return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x)
-                       : snprintf(to, bytes, ",\"%s\":null", name);
-}
-// Writes the same as a JSON object: at the start for the allowed steps, at the end for those taken.
-// "null" if the run is not private. Values that depend on training data that was not opened
+// Adds the same to an event: at the start for the allowed steps, at the end for those taken. Adds
+// nothing if the run is not private. Values that depend on training data that was not opened
 // (--dry-run) are null.
-static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
-    snprintf(text, PRIVACY_JSON_MAX, "null");
-    if (!p->on) { return; }
+static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
     PrivacyText t[PRIVACY_SETTINGS];
     const bool known = p->windows > 0, found = known || p->target == 0 || p->sigma > 0;
     const double nothing = NAN;
     PrivacyLoss loss = {nothing, nothing};
+    if (!p->on) { return; }
     if (known) { loss = privacy_epsilon(p, steps); }
-    const struct {
-        const char *name;
-        double value;
-    } numbers[] = {{"steps", known ? steps : nothing},
-                   {"epsilon", loss.high},
-                   {"low", loss.low},
-                   {"high", loss.high},
-                   {"delta", p->delta},
-                   {"target", p->target > 0 ? p->target : nothing},
-                   {"sampling_rate", known ? p->samples / (double)p->windows : nothing},
-                   {"samples", (double)p->samples},
-                   {"most_samples", (double)p->most},
-                   {"windows", known ? p->windows : nothing},
-                   {"sigma", found ? p->sigma : nothing},
-                   {"clip", p->clip},
-                   {"windows_per_document", (double)p->document}};
+    const Figure rows[] = {{"steps", known ? steps : nothing},
+                           {"epsilon", loss.high},
+                           {"low", loss.low},
+                           {"high", loss.high},
+                           {"delta", p->delta},
+                           {"target", p->target > 0 ? p->target : nothing},
+                           {"sampling_rate", known ? p->samples / (double)p->windows : nothing},
+                           {"samples", (double)p->samples},
+                           {"most_samples", (double)p->most},
+                           {"windows", known ? p->windows : nothing},
+                           {"sigma", found ? p->sigma : nothing},
+                           {"clip", p->clip},
+                           {"windows_per_document", (double)p->document}};
     privacy_settings(p, t);
-    size_t n = snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
-                        p->rdp ? "rdp" : "prv");
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        n += privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
-    }
-    snprintf(text + n, PRIVACY_JSON_MAX - n,
+    text_add(line, ",\"privacy\":{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
+             p->rdp ? "rdp" : "prv");
+    json_add_figures(line, rows, LENGTH_OF(rows));
+    text_add(line,
              ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%"
              "s\",\"key\":%s%s%s}",
              t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "",

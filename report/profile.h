@@ -8,6 +8,7 @@
 #define PROFILE_H
 
 #include "base/base.h"
+#include "base/figures.h"
 #include "base/files.h"
 #include "base/readable.h"
 #include "comm/comm.h"
@@ -106,12 +107,15 @@ static inline void profile_print(const Profile *p, Log *log) {
         int64_t count = ceil_div(p->count[kind][place], p->steps);
         if (!count) { continue; }
         waited -= seconds;
-        printf("  %-15s %-9s %6" PRId64 " x %13s %5.1f %%\n", action_name((ActionKind)kind),
-               profile_place_names[place], count, readable_step(seconds / p->steps).at,
-               100 * seconds / p->total_s);
-        text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator,
-                 action_name((ActionKind)kind), profile_place_names[place], count);
-        json_add_field(&line, "ms", seconds * ms);
+        const char *name = action_name((ActionKind)kind);
+        const Figure rows[] = {{"count= %6.0f x", (double)count},
+                               {"ms= %13T", seconds * ms},
+                               {"= %7Q\n", seconds / p->total_s}};
+        printf("  %-15s %-9s", name, profile_place_names[place]);
+        print_figures(stdout, rows, LENGTH_OF(rows));
+        text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\"", separator, name,
+                 profile_place_names[place]);
+        json_add_figures(&line, rows, LENGTH_OF(rows));
         text_add(&line, "}");
         separator = ",";
     }

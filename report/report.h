@@ -5,6 +5,7 @@
 #define REPORT_H
 
 #include "base/base.h"
+#include "base/figures.h"
 #include "base/files.h"
 #include "base/process.h"
 #include "base/readable.h"
@@ -86,9 +87,8 @@ static inline OffloadFacts predicted_offload(const Prediction *p, int64_t disk) 
                             .written = p->stored};
     return f;
 }
-// more: members that follow the others
-static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t disk,
-                                      const char *more) {
+// Adds an object, which the caller ends.
+static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t disk) {
     text_add(line, "{\"memory\":");
     json_add_memory(line, p.memory, p.host);
     text_add(line, ",\"traffic\":");
@@ -97,7 +97,6 @@ static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t di
     json_add_offload(line, predicted_offload(&p, disk));
     json_add_field(line, "step_ms", p.step_s * 1000);
     json_add_field(line, "idle", p.idle);
-    text_add(line, "%s}", more);
 }
 
 static const char *const link_places[LINK_KINDS] = {"inside a node", "between nodes"};
@@ -448,11 +447,6 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     print_notes(p->config, train);
     output_flush();
 }
-static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
-    char text[PRIVACY_JSON_MAX];
-    privacy_json(p, steps, text);
-    if (p->on) { text_add(line, ",\"privacy\":%s", text); }
-}
 static inline void json_add_matrices(TextBuffer *line, const Plan *p) {
     const MatricesForecast f = forecast_matrices(p);
     if (!f.all) { return; }
@@ -488,16 +482,16 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     json_add_field(line, "half", m->rates.half_tokens);
     json_add_field(line, "attention", m->rates.attention_flops_per_s);
     text_add(line, "},\"predicted\":");
+    json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1]);
     const Forecast forecast = forecast_of_plan(p);
-    char more[FORECAST_JSON] = "";
-    if (m->cluster.nodes) { forecast_json(&forecast, more); }
-    json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1], more);
+    if (m->cluster.nodes) { json_add_forecast(line, &forecast); }
+    text_add(line, "}");
     if (plans->later) {
         const Plan *later = plans->later;
         text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":",
                  later->model.parameters, later->config->delink_bytes);
-        json_add_predicted(line, later->predicted, later->predicted.stored, "");
-        text_add(line, "}");
+        json_add_predicted(line, later->predicted, later->predicted.stored);
+        text_add(line, "}}");
     }
     json_add_matrices(line, p);
     json_add_privacy(line, privacy, privacy->allowed);
@@ -513,7 +507,8 @@ static inline void report_delink(const Plan *p, int64_t step, Log *log) {
     print_memory_sum(&p->predicted, " from here on");
     TextBuffer line = json_event("delink", step);
     text_add(&line, ",\"parameters\":%" PRId64 ",\"predicted\":", p->model.parameters);
-    json_add_predicted(&line, p->predicted, p->predicted.stored, "");
+    json_add_predicted(&line, p->predicted, p->predicted.stored);
+    text_add(&line, "}");
     log_object(log, &line);
 }
 

@@ -116,9 +116,7 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data, uint64_t pr
         }
         // in style stage, groups are the pipeline's stages
         other |= !strcmp(spec->name, "pipeline") && o->dp_clip_style != DP_STAGE;
-        for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) {
-            other |= !strcmp(spec->name, alike[j]);
-        }
+        for (int j = 0; j < LENGTH_OF(alike); j++) { other |= !strcmp(spec->name, alike[j]); }
         char value[1100];
         option_value_text(o, spec, value, sizeof value);
         if (!other) { checksum_add(&sum, value, strlen(value) + 1); }

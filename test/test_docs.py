@@ -569,7 +569,7 @@ class Started(unittest.TestCase):
             text = " ".join(case[2])
             if "prepare_data" in text:
                 begins[0].append(case)
-            elif re.search(r"plot\.py|watch\.py|to_tensorboard|_huggingface|--delink ", text):
+            elif re.search(r"plot\.py|watch\.py|_huggingface|--delink ", text):
                 begins[2].append(case)
             elif case not in left_out:
                 begins[1].append(case)

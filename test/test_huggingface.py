@@ -325,11 +325,13 @@ class Program(InFolder):
             ("add_cross_attention", True),
             ("tie_word_embeddings", False),
             ("n_inner", 100),
+            ("n_layer", 2),  # the file has more blocks
         ):
             with self.subTest(key):
                 (folder / "config.json").write_text(json.dumps(good | {key: value}))
                 words = BINARY, "--model", folder, "--steps", 0, "--val-every", 0, "--seq-len", 8
-                self.assertIn(key, run(*words, status=EXIT_INPUT).stderr)
+                named = {"n_layer": "h.2."}.get(key, key)
+                self.assertIn(named, run(*words, status=EXIT_INPUT).stderr)
 
 
 # --------------------------------------------------------------------------------------------------

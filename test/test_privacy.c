@@ -124,16 +124,17 @@ static void test_accounting_that_takes_long(void **state) {
 static void test_not_private(void **state) {
     (void)state;
     Run r;
-    char text[PRIVACY_JSON_MAX];
     parse_run(&r, "--steps 5");
     plan_run(&r);
     assert_false(r.p.on);
     assert_true(privacy_allowed_steps(&r.p) == INT64_MAX);
     privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
-    privacy_history(&r.p, 5, text);
-    assert_string_equal(text, "none");
-    privacy_json(&r.p, 5, text);
-    assert_string_equal(text, "null");
+    char history[PRIVACY_HISTORY_MAX];
+    TextBuffer line = {};
+    privacy_history(&r.p, 5, history);
+    assert_string_equal(history, "none");
+    json_add_privacy(&line, &r.p, 5);
+    assert_null(line.text); // nothing is added
 }
 static void test_plan(void **state) {
     (void)state;
@@ -725,10 +726,15 @@ static void check_words(const char *text, const char *const *words, size_t count
         if (!strstr(text, words[i])) { fail_msg("no \"%s\" in: %s", words[i], text); }
     }
 }
+// The object of a private run, of an event. The caller frees it.
+static char *privacy_object(Privacy *p, int64_t steps) {
+    TextBuffer line = {};
+    json_add_privacy(&line, p, steps);
+    return line.text;
+}
 static void test_texts(void **state) {
     (void)state;
     Run r;
-    char json[PRIVACY_JSON_MAX];
     parse_run(&r,
               "--dp-noise 1.1 --dp-unit document --windows document --dp-windows-per-document 2 "
               "--dp-neighbours replace-one --dp-show-private --dp-key %s",
@@ -760,9 +766,9 @@ static void test_texts(void **state) {
     check_words(end, at_end, sizeof at_end / sizeof at_end[0]);
     double claimed = strtod(strstr(end, "<= ") + 3, NULL), exact = privacy_epsilon(&r.p, 20).high;
     assert_true(claimed >= exact && claimed < exact + 1.01e-4); // never rounded down
-    privacy_json(&r.p, 20, json);
+    char *json = privacy_object(&r.p, 20);
     static const char *const fields[] = {
-        "{\"sampling\":\"poisson\",\"accountant\":\"prv\",\"steps\":20,\"epsilon\":",
+        "\"privacy\":{\"sampling\":\"poisson\",\"accountant\":\"prv\",\"steps\":20,\"epsilon\":",
         "\"target\":null",
         "\"sampling_rate\":0.0123076923",
         "\"samples\":12,",
@@ -780,6 +786,7 @@ static void test_texts(void **state) {
     assert_null(strstr(start, "00010203"));
     assert_null(strstr(end, "00010203"));
     assert_null(strstr(json, "00010203"));
+    free(json);
     free(start);
     free(end);
     privacy_end(&r.p, &r.options);
@@ -790,20 +797,20 @@ static void test_texts(void **state) {
     end = printed(print_end, &r.p);
     assert_non_null(strstr(start, "privacy none: noise of 0 hides nothing"));
     assert_string_equal(end, "privacy none: 20 steps with noise of 0, which hides nothing ");
-    privacy_json(&r.p, 20, json);
+    json = privacy_object(&r.p, 20);
     assert_non_null(strstr(json, "\"epsilon\":null"));
+    free(json);
     free(start);
     free(end);
 }
 static void test_object_without_data(void **state) { // of --dry-run
     (void)state;
     Run r;
-    char json[PRIVACY_JSON_MAX];
     for (int stated = 0; stated < 2; stated++) {
         parse_run(&r, "--dry-run %s",
                   stated ? "--dp-noise 1.5 --dp-delta 0.25 --dp-clip 2" : "--dp-epsilon 3");
         r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
-        privacy_json(&r.p, 0, json);
+        char *json = privacy_object(&r.p, 0);
         static const char *const always[] = {
             "\"steps\":null,\"epsilon\":null,\"low\":null,\"high\":null,",
             "\"sampling_rate\":null,\"samples\":12,\"most_samples\":", "\"windows\":null,",
@@ -814,11 +821,13 @@ static void test_object_without_data(void **state) { // of --dry-run
                                             "\"sigma\":null,\"clip\":1,"};
         check_words(json, always, sizeof always / sizeof always[0]);
         check_words(json, stated ? found : asked, 2);
+        free(json);
     }
     parse_run(&r, "--dry-run --dp-noise 0");
     r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
-    privacy_json(&r.p, 0, json);
+    char *json = privacy_object(&r.p, 0);
     assert_non_null(strstr(json, "\"sigma\":0,"));
+    free(json);
 }
 static void test_rounding_up(void **state) {
     (void)state;

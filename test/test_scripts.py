@@ -87,7 +87,7 @@ class Inputs(InFolder):
             ["plot.py", "--trace", "INPUT", "--out", "plot.png"],
             ["watch.py", "INPUT", "--once"],
             ["sweep.py", "INPUT"],
-            ["to_tensorboard.py", "INPUT", "events"],
+            ["to_wandb.py", "INPUT", "events"],
             ["to_huggingface.py", "INPUT", "folder"],
             ["to_huggingface.py", model, "folder", "--tokenizer", "INPUT"],
             ["from_huggingface.py", "INPUT", "model.bin"],

@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "text/bpe.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"

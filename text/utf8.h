@@ -23,30 +23,6 @@ static inline void text_add_character(TextBuffer *t, int32_t code) {
     text_add_bytes(t, (const char *)utf8, json_put_utf8(code, utf8));
 }
 
-// A character and its length in bytes. code -1: the bytes are not UTF-8, and are the longest
-// begin of a character, or one byte; 0 bytes: the end of the text.
-typedef struct {
-    int32_t code;
-    int bytes;
-} Character;
-static inline Character character_at(const char *text, const char *end) {
-    const unsigned char *at = (const unsigned char *)text;
-    const unsigned first = text < end ? *at : 0;
-    Character c = {.code = text < end ? (int32_t)first : -1, .bytes = text < end};
-    if (first < 0x80) { return c; }
-    const int more = first < 0xc2 || first > 0xf4 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
-    // the second byte is limited: no longer form than needed, no surrogate, no code above 0x10ffff
-    unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-    unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-    int32_t code = (int32_t)(first & (0x3fu >> more));
-    while (c.bytes <= more && c.bytes < end - text && at[c.bytes] >= low && at[c.bytes] <= high) {
-        code = code << 6 | (at[c.bytes++] & 0x3f);
-        low = 0x80;
-        high = 0xbf;
-    }
-    c.code = more && c.bytes > more ? code : -1;
-    return c;
-}
 // Unicode's property White_Space.
 static inline bool character_is_space(int32_t code) {
     return (code >= '\t' && code <= '\r') || (code >= 0x2000 && code <= 0x200a) || code == ' ' ||

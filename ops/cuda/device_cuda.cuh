@@ -212,7 +212,7 @@ static inline const char *ops_device(double *bf16_flops) {
     CUDA_CHECK(cudaGetDevice(&number));
     CUDA_CHECK(cudaGetDeviceProperties(&device, number));
     *bf16_flops = 0;
-    for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0] && *bf16_flops == 0; i++) {
+    for (int i = 0; i < LENGTH_OF(gpu_peaks) && *bf16_flops == 0; i++) {
         const size_t n = strlen(gpu_peaks[i].name);
         if (!strncmp(device.name, gpu_peaks[i].name, n) &&
             !isalnum((unsigned char)device.name[n])) {
