@@ -5,7 +5,8 @@
 // Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
 // dot products of bf16: by this program's own kernel where it has AMX (gemm_tiles.h), else by the
 // library, with AVX512-BF16. Elsewhere blocks of them are converted to fp32 first, and only the
-// rounding of the sums differs. TRAIN_GPT_LIBRARY_PRODUCTS=1 (environment) leaves all to the library.
+// rounding of the sums differs. TRAIN_GPT_LIBRARY_PRODUCTS=1 (environment) leaves all of them to
+// the library.
 //
 // The inner dimension is cut into slices by a rule of its length alone. With AVX-512 oneDNN adds
 // the terms of a slice in one order, whatever the other two dimensions are. So an element of the

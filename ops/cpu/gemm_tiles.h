@@ -12,10 +12,14 @@
 
 #include "ops/cpu/real_cpu.h" // Product
 
+#ifndef TILE_DEPTH // tests make both smaller
+// Inner indices of a block, of which a strip takes half of an L1 cache; rows of a packed block, at
+// most: 3/8 of an L2 cache of 2 MiB.
+#define TILE_DEPTH 384
+#define TILE_BLOCK_ROWS 1024
+#endif
 enum {
-    TILE_STRIP = 32,        // rows and columns of the result that a kernel computes
-    TILE_DEPTH = 384,       // inner indices of a block: a strip of them is half of an L1 cache
-    TILE_BLOCK_ROWS = 1024, // rows of a packed block, at most: 3/8 of an L2 cache of 2 MiB
+    TILE_STRIP = 32, // rows and columns of the result that a kernel computes
     // bytes of a thread: the packed block, a strip, and the sums of a strip that is not whole
     TILE_SPACE = (TILE_BLOCK_ROWS + TILE_STRIP) * TILE_DEPTH * 2 + TILE_STRIP * TILE_STRIP * 4
 };

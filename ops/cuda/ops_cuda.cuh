@@ -134,7 +134,7 @@ static inline const int32_t *order_tokens(Stream *s, int32_t *order, const int32
 __device__ float factor_of_sample(const float *factors, int b) {
     return factors ? factors[b] : 1.0f;
 }
-// Adds factor(k) times the CHANNELS channels from dout + row(k) * C on, for k < ROWS, in this order.
+// Adds factor(k) times the CHANNELS channels from dout + row(k) * C on, for k < ROWS, in order.
 // A row whose factor is 0 adds nothing, whatever it holds.
 template <int ROWS, int CHANNELS, class R, class Row, class Factor>
 __device__ void add_rows(float *sum, const R *dout, int64_t C, Row row, Factor factor) {
