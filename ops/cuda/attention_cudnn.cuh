@@ -170,7 +170,8 @@ static inline const CudnnPlan *find_cudnn_plan(CudnnKey key) {
     CudnnKey of_row = key;
     of_row.shape.rows = 1;
     const CudnnPlan *row = known_plan(of_row);
-    if (cudnn_off || !row || !row->graph) { return row ? row : &cudnn_refused; }
+    if (cudnn_off || !row) { return &cudnn_refused; }
+    if (!row->graph) { return row; }
     const bool known = known_plan(key);
     const CudnnPlan *p = find_or_make_plan(key, key.shape.rows * row->scratch);
     if (!p->graph && !known && speaker.rank == 0) {
