@@ -82,8 +82,8 @@ typedef enum {
     ENVIRONMENT_LIBRARY_PRODUCTS,
     ENVIRONMENT_SWITCHES
 } Switch;
-static const char *const environment_names[] = {
-    "TRAIN_GPT_NCCL_SHARED", "TRAIN_GPT_OWN_ATTENTION", "TRAIN_GPT_LIBRARY_PRODUCTS"};
+static const char *const environment_names[] = {"TRAIN_GPT_NCCL_SHARED", "TRAIN_GPT_OWN_ATTENTION",
+                                                "TRAIN_GPT_LIBRARY_PRODUCTS"};
 // Returns whether a switch is on: it is set, and not to 0.
 static inline bool environment_asks(Switch which) {
     const char *text = getenv(environment_names[which]);

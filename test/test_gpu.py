@@ -845,7 +845,8 @@ class Cudnn(TestCase):
         """A switch that only one of the ranks has."""
         binary = os.path.join(ROOT, self.PROGRAM)
         words = " ".join(map(shlex.quote, harness.command_line(self.SHAPE, True)))
-        for name in ("TRAIN_GPT_OWN_ATTENTION", "TRAIN_GPT_NCCL_SHARED"):
+        for which in ("OWN_ATTENTION", "NCCL_SHARED", "LIBRARY_PRODUCTS"):
+            name = "TRAIN_GPT_" + which
             ranks = [f"-np 1 env {name}={on} {binary} {words}" for on in (0, 1)]
             command = f"exec mpirun --oversubscribe {' : '.join(ranks)}"
             said = Job(2, binary, shell=command).done(EXIT_INPUT).err
