@@ -76,7 +76,8 @@ enum {
 static inline int64_t gemm_thread_floats(void) {
     const int64_t converted =
         cpu_compute == cpu_real ? 0 : (GEMM_ROWS + GEMM_COLS) * (int64_t)GEMM_DEPTH;
-    const int64_t packed = cpu_tiles ? TILE_SPACE / (int64_t)sizeof(float) : 0;
+    // also where no tiles are used, so that a run needs the same memory there
+    const int64_t packed = TILE_SPACE / (int64_t)sizeof(float);
     return cpu_real == DTYPE_FP32 ? 0 : GEMM_BUFFER + max_i64(converted, packed);
 }
 // Returns the bytes of the workspace that operations may divide as they like.
