@@ -110,14 +110,16 @@ static inline void sample_sums(Stream *s, float *weights, float *biases, const R
                                const Real *in, const float *mean, const float *rstd, int64_t rows,
                                int64_t T, int64_t C) {
     const int64_t pieces = sample_pieces(T), n = rows * pieces * C;
-    float *to[] = {weights, biases}, *parts[] = {weights, biases}, *room = (float *)scratch(s);
+    float *to[] = {weights, biases};
+    float *parts[] = {weights, biases};
+    float *partials = (float *)scratch(s);
     for (int i = 0; i < 2 && pieces > 1; i++) {
         if (to[i]) {
-            parts[i] = room;
-            room += n;
+            parts[i] = partials;
+            partials += n;
         }
     }
-    assert((char *)room <= (char *)s->workspace + s->workspace_bytes);
+    assert((char *)partials <= (char *)s->workspace + s->workspace_bytes);
     column_partials(s, parts[0], parts[1], C, dout, in, mean, rstd, rows * T, C, rows * pieces,
                     T / pieces);
     for (int i = 0; i < 2 && pieces > 1; i++) {

@@ -262,10 +262,11 @@ __global__ void column_partials_kernel(float *weights, float *biases, int64_t st
                                        const R *in, const float *mean, const float *rstd, int64_t N,
                                        int64_t C, int64_t each) {
     __shared__ float sums[2][COLUMN_ROWS][COLUMNS];
-    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x * EACH;
-    const int64_t left = C - c;
-    const int64_t end = left > 0 ? least((blockIdx.y + 1) * each, N) : 0;
-    float weight[EACH] = {}, bias[EACH] = {}, dy[EACH], x[EACH];
+    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x * EACH, left = C - c,
+                  end = left > 0 ? least((blockIdx.y + 1) * each, N) : 0;
+    float dy[EACH], x[EACH];
+    float weight[EACH] = {};
+    float bias[EACH] = {};
     for (int64_t n = blockIdx.y * each + threadIdx.y; n < end; n += COLUMN_ROWS) {
         read_numbers<EACH>(dy, dout + n * C + c, left);
         if (in) {
