@@ -24,6 +24,7 @@ static inline const char *gemm_library(void) { return "CBLAS"; }
 // the interface has none
 static inline void gemm_version(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
 static inline bool gemm_same_in_all_tiles(void) { return false; } // nobody promises it
+static inline bool gemm_allows_tiles(void) { return true; }
 // Turns off the threads that OpenBLAS and MKL manage themselves.
 static inline void gemm_open_library(void) {
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }

@@ -41,7 +41,7 @@ static bool cpu_tiles;                 // products in bf16 are those of gemm_til
 // count as parallel, so the library would start a team there.
 static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
 static inline bool gemm_open_tiles(void) {
-    return !environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) && tiles_open();
+    return !environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) && gemm_allows_tiles() && tiles_open();
 }
 // Prepares products of Reals.
 static inline void gemm_open(DType real) {

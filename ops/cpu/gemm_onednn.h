@@ -24,6 +24,10 @@ static inline bool gemm_same_in_all_tiles(void) {
 static inline bool gemm_has_bf16(void) {
     return gemm_has_instructions(dnnl_cpu_isa_avx512_core_bf16);
 }
+// Returns whether products by tiles are allowed: who limits oneDNN's instructions limits ours.
+static inline bool gemm_allows_tiles(void) {
+    return gemm_has_instructions(dnnl_cpu_isa_avx512_core_amx);
+}
 // Returns the instructions that its products in bf16 or fp32 use.
 static inline Multiplier gemm_multiplier(bool bf16) {
     const Multiplier widest = multiplier_of_fp32();
