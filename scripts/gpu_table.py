@@ -562,8 +562,9 @@ def results_page(folders):
     ]
     if entries:
         head = ["steps", "ms, predicted", "measured", "error", "tokens/s", "MFU", "GB of the GPU"]
-        lines += ["## Other models, private steps, offload", ""]
-        lines += table(head, system_rows(entries, predicted[card]))
+        systems = list(system_rows(entries, predicted[card]))
+        if systems:
+            lines += ["## Other models, private steps, offload", "", *table(head, systems)]
         lines += ["## Is it right", "", *entry_lines(entries, True)]
         lines += ["## Ceilings and kernels", "", *list_lines(entries)]
         lines += ["## All other commands", "", *entry_lines(entries, False)]
