@@ -567,18 +567,18 @@ def memory_errors(t):
 
 
 STEPS = {  # name: (seconds, what it does)
-    "machine": (15, machine),
-    "first steps": (15, first_steps),
-    "correctness": (75, correctness),
-    "nccl": (40, nccl),
-    "ceilings": (30, ceilings),
-    "kernels": (40, kernels),
-    "124M": (75, small),
-    "1558M": (100, large),
-    "others": (50, others),
-    "systems": (150, systems),
-    "counters": (65, counters),
-    "memory errors": (60, memory_errors),
+    "machine": (10, machine),
+    "first steps": (10, first_steps),
+    "correctness": (60, correctness),
+    "nccl": (30, nccl),
+    "ceilings": (25, ceilings),
+    "kernels": (35, kernels),
+    "124M": (55, small),
+    "1558M": (75, large),
+    "others": (40, others),
+    "systems": (130, systems),
+    "counters": (50, counters),
+    "memory errors": (50, memory_errors),
 }
 
 
