@@ -140,7 +140,10 @@ class Whole(InFolder):
         self.check_kernels(of["kernels, 124M"]["found"])
         self.check_llama_kernels(of["kernels, Llama 1B"]["found"])
         self.assertEqual(of["attention"]["found"][0]["kv_heads"], 2)
-        for model in gpu_ten.CASES:
+        systems = {name for name, entry in entries.items() if entry["step"] == "systems"}
+        predicted = json.loads(Path(gpu_table.PREDICTED).read_text())
+        self.assertEqual([systems] * 2, [set(predicted[card]) for card in ("H100", "H200")])
+        for model in gpu_table.MODELS:
             own, other = (of[f"{model}, {attention}"] for attention in ("own attention", "cuDNN"))
             self.assertEqual(own["losses"], other["losses"], "the same program here")
             self.assertEqual(own["memory"]["predicted"], own["memory"]["measured"])
