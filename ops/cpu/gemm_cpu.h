@@ -49,7 +49,7 @@ static inline void gemm_open(DType real) {
     gemm_serial_here();
     gemm_open_library();
     cpu_real = real;
-    cpu_tiles = gemm_open_tiles();
+    cpu_tiles = real == DTYPE_BF16 && gemm_open_tiles();
     cpu_compute = real == DTYPE_BF16 && (cpu_tiles || gemm_open_bf16()) ? DTYPE_BF16 : DTYPE_FP32;
     omp_set_num_threads(threads);
 }

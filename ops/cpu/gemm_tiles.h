@@ -10,6 +10,7 @@
 #ifndef GEMM_TILES_H
 #define GEMM_TILES_H
 
+#include "ops/cpu/peak_cpu.h" // tiles_begin, TILES
 #include "ops/cpu/real_cpu.h" // Product
 
 #ifndef TILE_DEPTH // tests make both smaller
@@ -25,32 +26,6 @@ enum {
 };
 
 #ifdef __x86_64__
-#include <immintrin.h>   // tiles, vectors
-#include <sys/syscall.h> // arch_prctl
-#include <unistd.h>      // syscall
-
-#define TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw")))
-
-// Asks the system for the registers, once for all threads. Returns whether the CPU has tiles.
-static inline bool tiles_open(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("avx512bw") &&
-           !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
-}
-// Sets the shape of the calling thread's tiles: all are whole.
-TILES static inline void tiles_begin(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = 64;
-        shape.rows[i] = 16;
-    }
-    _tile_loadconfig(&shape);
-}
-
 // Returns a mask of the first n of 32 numbers.
 static inline uint32_t tile_mask(int64_t n) {
     return n >= 32 ? UINT32_MAX : n <= 0 ? 0 : (1u << n) - 1;
@@ -214,7 +189,6 @@ TILES static inline void gemm_by_tiles(const Product *p, void *space) {
     _tile_release();
 }
 #else
-static inline bool tiles_open(void) { return false; }
 static inline void gemm_by_tiles(const Product *p, void *space) {
     (void)p;
     (void)space;

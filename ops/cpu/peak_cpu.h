@@ -11,6 +11,7 @@
 #include "ops/ops.h" // OpsPeak
 #include <omp.h>     // the team of threads
 #ifdef __x86_64__
+#include <immintrin.h>   // tiles
 #include <sys/syscall.h> // arch_prctl
 #include <unistd.h>      // syscall
 #endif
@@ -65,26 +66,37 @@ static const double PEAK_TRY_S = 50e-6;
                      : "r"(0x3f7f3f7f) /* 0.996, also as a pair of bf16 */                         \
                      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",       \
                        "xmm8", "xmm9", "xmm10", "xmm11", "xmm14")
-static inline bool multiply_tiles(int64_t rounds) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, TILE = 16 };
+// Asks the system for the registers of tiles, for all threads. Returns whether the CPU has tiles.
+static inline bool tiles_open(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("avx512bw") &&
+           !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
+}
+#define TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw")))
+// Sets the shape of the calling thread's tiles: all are whole, 16 rows of 64 bytes.
+TILES static inline void tiles_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
-    uint32_t numbers[TILE * TILE];
     for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = TILE * sizeof *numbers;
-        shape.rows[i] = TILE;
+        shape.row_bytes[i] = 64;
+        shape.rows[i] = 16;
     }
-    for (int i = 0; i < TILE * TILE; i++) { numbers[i] = 0x3f7f3f7f; }
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) { return false; }
-    __asm__ volatile("ldtilecfg %1\n tileloadd (%2,%3,1),%%tmm4\n tileloadd (%2,%3,1),%%tmm5\n"
+    _tile_loadconfig(&shape);
+}
+TILES static inline bool multiply_tiles(int64_t rounds) {
+    uint32_t numbers[16 * 16];
+    if (!tiles_open()) { return false; }
+    for (int i = 0; i < 16 * 16; i++) { numbers[i] = 0x3f7f3f7f; }
+    tiles_begin();
+    __asm__ volatile("tileloadd (%1,%2,1),%%tmm4\n tileloadd (%1,%2,1),%%tmm5\n"
                      ".irp r,0,1,2,3\n tilezero %%tmm\\r\n.endr\n"
                      "1:\n .irp r,0,1,2,3\n tdpbf16ps %%tmm5,%%tmm4,%%tmm\\r\n.endr\n"
                      "dec %0\n jnz 1b\n tilerelease\n"
                      : "+r"(rounds)
-                     : "m"(shape), "r"(numbers), "r"((int64_t)(TILE * sizeof *numbers))
+                     : "r"(numbers), "r"((int64_t)64)
                      : "cc", "memory");
     return true;
 }
@@ -136,6 +148,10 @@ static inline bool multiply_rounds(Multiplier m, int64_t rounds) {
     return false;
 }
 static inline void add_rounds(int64_t rounds) { (void)rounds; }
+#endif
+
+#ifndef __x86_64__
+static inline bool tiles_open(void) { return false; }
 #endif
 
 // Returns the cycles per second of this core at work: additions that wait for each other take a
