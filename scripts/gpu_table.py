@@ -441,7 +441,7 @@ def cell(value, form="{}", scale=1):
 
 def outcome(entry):
     """How it ended, and why there is no figure."""
-    if not entry or entry["status"] == "passed":
+    if not entry or entry["status"] in ("passed", "out of time"):
         return entry["status"] if entry else NOT
     return f"{entry['status']}: {' '.join(entry['reason'].split())[-120:]}"
 

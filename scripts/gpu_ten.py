@@ -527,7 +527,7 @@ def systems(t):
         t.train("124M", CUDNN, 40, 10, f"private, {style}", samples, **flags)
     for what in ("optimizer", "params", "all"):
         title = f"--offload {what}"
-        t.train("1558M", CUDNN, 60, 8, title, offload=what, **profiled)
+        t.train("1558M", CUDNN, 90, 8, title, offload=what, **profiled)
 
 
 def counters(t):
