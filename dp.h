@@ -43,6 +43,7 @@
 #define DP_H
 
 #include "base/base.h"
+#include "comm/group.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -195,10 +196,6 @@ typedef struct {
     Crossing crossing;
     int64_t senders, most; // stages that send norms to this rank; limit of a micro-batch's rows
 } Clip;
-// The units of a rank.
-typedef struct {
-    int first, end;
-} ClipUnits;
 
 // Returns the elements of the table of positions.
 static inline int64_t clip_positions(const GptModel *m) {
@@ -229,24 +226,25 @@ static inline UnitSums clip_carve_sums(Arena *a, const GptModel *m, UnitClass c,
     return s;
 }
 // Reserves each sample's sums, norms and factors.
-static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
+static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, const RankUnits *units,
                                       int64_t rows) {
     const int head = m->units - 1;
     int any = 0;
     c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double));
     c->factors = arena_floats(a, rows);
-    if (units.end > head) { c->sums[head] = clip_carve_sums(a, m, UNIT_HEAD, rows); }
-    for (int u = (int)max_i64(1, units.first); u < min_i64(head, units.end); u++) {
+    if (units_have(units, head)) { c->sums[head] = clip_carve_sums(a, m, UNIT_HEAD, rows); }
+    for (int u = 1; u < head; u++) {
+        if (!units_have(units, u)) { continue; }
         c->sums[u] =
             !any || c->policy.flat ? clip_carve_sums(a, m, UNIT_BLOCK, rows) : c->sums[any];
         any = u;
     }
 }
 // Reserves what crosses stages.
-static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units,
+static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, const RankUnits *units,
                                        int64_t rows, int64_t T) {
-    const bool first = units.first == 0, all = clip_crosses_all(&c->policy),
-               ties = clip_ties(&c->policy) && (first || units.end == m->units);
+    const bool first = units_have(units, 0), all = clip_crosses_all(&c->policy),
+               ties = clip_ties(&c->policy) && (first || units_have(units, m->units - 1));
     c->senders = first ? (all ? c->policy.stages - 1 : 1) : 0;
     c->crossing.others =
         first || !all ? (double *)arena_take(a, (max_i64(c->senders, 1) * rows) * sizeof(double))
@@ -258,7 +256,7 @@ static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, Cli
 }
 // of: the micro-batch whose scratch memory this one shares; NULL for the first one.
 static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const GptModel *m,
-                                      ClipUnits units, int64_t rows, int64_t T) {
+                                      const RankUnits *units, int64_t rows, int64_t T) {
     const bool blocks = clip_instantiates_block(&c->policy, m, T);
     int64_t sample =
         blocks && (rows > 1 || !c->policy.overwrites) ? m->class_elements[STORAGE_BLOCK] : 0;

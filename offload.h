@@ -80,8 +80,13 @@ typedef struct {
     bool parameters, activations; // allowed in addition to optimizer states
     // bytes of one block's offloaded activations; micro-batches in flight
     int64_t block_bytes, in_flight;
-    int first, end; // units of this rank: [first, end)
+    RankUnits units; // of this rank
+    bool inputs;     // the activations are the inputs of blocks
 } OffloadScope;
+// May the activations of a block leave the device? An input that the rank has received may not.
+static inline bool offload_has_activations(const OffloadScope *f, int unit) {
+    return units_have(&f->units, unit) && !(f->inputs && units_receiver(&f->units, unit) >= 0);
+}
 
 // -------------------------------------------------------------------------------------------------
 // Bytes freed
@@ -105,9 +110,10 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const StatePla
             bytes += row_offloads(&tried->rows[i], kind) ? offload_bytes(f->store, i, kind) : 0;
         }
     }
-    for (int u = max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
+    for (int u = 1; u < m->units - 1; u++) {
         const int storage = gpt_storage_of_layer(m, u - 1);
-        stashed += f->in_flight * row_offloads(&tried->rows[storage], STATE_ACTIVATIONS);
+        stashed += offload_has_activations(f, u) * f->in_flight *
+                   row_offloads(&tried->rows[storage], STATE_ACTIVATIONS);
     }
     for (int kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
         const StateBuffer *all = &f->store->device[kind];
@@ -154,8 +160,8 @@ static inline void tier_list_device(OffloadTier *t) {
     const Offload *o = t->tried.policy.offload;
     const int storages = s->model->storages;
     bool *used = new_array(bool, storages, "offload"); // by a block of this rank
-    for (int u = max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
-        used[gpt_storage_of_layer(s->model, u - 1)] = true;
+    for (int u = 1; u < s->model->units - 1; u++) {
+        used[gpt_storage_of_layer(s->model, u - 1)] |= offload_has_activations(f, u);
     }
     for (int i = storages - 1; i >= 0; i--) {
         int all = 0;

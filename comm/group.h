@@ -1,6 +1,6 @@
 // group.h: groups of ranks and their nodes (Group), the bytes that each member sends in a
-// collective, and which ranks compute which units (Placement). All functions are pure: they send no
-// messages.
+// collective, which ranks compute which units (Placement), and which units a rank computes
+// (RankUnits). All functions are pure: they send no messages.
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element
 // bounds. Slice i belongs to member i and may be empty. The predictions here follow the rules of
@@ -202,6 +202,63 @@ static inline int placement_stage_of_rank(const Placement *p, int rank) {
 static inline int placement_stage_of_unit(const Placement *p, int unit) {
     int s = 0;
     while (unit >= p->stage[s].first_unit + p->stage[s].units) { s++; }
+    return s;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The units of a rank: those of its stages. Whatever depends on which units these are asks here.
+enum { RANK_STAGES = 16 }; // of a rank, at most
+typedef struct {
+    struct {
+        int first, end; // units [first, end)
+    } stage[RANK_STAGES];
+    int stages; // in the order of their units
+} RankUnits;
+
+static inline void units_add(RankUnits *u, int first, int end) {
+    assert(u->stages < RANK_STAGES);
+    u->stage[u->stages].first = first;
+    u->stage[u->stages++].end = end;
+}
+static inline RankUnits units_range(int first, int end) {
+    RankUnits u = {};
+    units_add(&u, first, end);
+    return u;
+}
+// Returns the units of a rank: all stages of its ranks. A rank without a stage has the first one's.
+static inline RankUnits placement_units_of_rank(const Placement *p, int rank) {
+    RankUnits u = {};
+    const int first = placement_stage_of_rank(p, rank);
+    for (int s = first; s < p->stages; s++) {
+        const Stage *stage = &p->stage[s];
+        if (s == first || (stage->replicas && stage->ranks[0] == p->stage[first].ranks[0])) {
+            units_add(&u, stage->first_unit, stage->first_unit + stage->units);
+        }
+    }
+    return u;
+}
+static inline int units_first(const RankUnits *u) { return u->stage[0].first; }
+static inline int units_count(const RankUnits *u) {
+    int count = 0;
+    for (int s = 0; s < u->stages; s++) { count += u->stage[s].end - u->stage[s].first; }
+    return count;
+}
+static inline bool units_have(const RankUnits *u, int unit) {
+    for (int s = 0; s < u->stages; s++) {
+        if (unit >= u->stage[s].first && unit < u->stage[s].end) { return true; }
+    }
+    return false;
+}
+// Returns which stage of the rank, from 0 on, receives the input of a unit from another one, or
+// sends it to another one; else -1.
+static inline int units_receiver(const RankUnits *u, int unit) {
+    int s = unit > 0 ? u->stages - 1 : -1;
+    while (s >= 0 && u->stage[s].first != unit) { s--; }
+    return s;
+}
+static inline int units_sender(const RankUnits *u, int unit) {
+    int s = u->stages - 1;
+    while (s >= 0 && u->stage[s].end != unit) { s--; }
     return s;
 }
 

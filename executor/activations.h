@@ -3,19 +3,20 @@
 // (executor_allocate), and says which buffers a micro-batch uses. executor_plan counts the bytes
 // before anything is allocated.
 //
-// This rank computes the units [first, end). Micro-batch m uses activation set m modulo the number
-// of sets (schedule.h: Limits), because micro-batches begin and end in order.
+// Micro-batch m uses activation set m modulo the number of sets (schedule.h: Limits), because
+// micro-batches begin and end in order.
 //
 // ActivationSet      the activations of one micro-batch:
-//                    boundary[u]  input of unit u > first, (rows*T, C). With the next boundary it
-//                                 is all that survives a forward pass under --recompute block
+//                    boundary[u]  input of unit u, (rows*T, C), if another unit of the stage makes
+//                                 it. With the next boundary it is all that survives a forward
+//                                 pass under --recompute block
 //                    unit[u]      values inside a unit (model/architecture.h): for blocks one set
 //                                 each, or, under --recompute block, a single one that all share
 //                    tokens, targets
 // stash              offloaded activations. Blocks whose activations (under --recompute block:
 //                    inputs) are on the host use two device buffers in turns (schedule.h)
-// input, output      P2pBuffers of the stage: the received input of unit `first`, the sent input of
-//                    unit `end`
+// input, output      P2pBuffers of each stage of this rank: the received input of its first unit,
+//                    the sent input of the unit after its last one
 // received, sent     P2pBuffers of the gradients of output and of input, in compute precision
 // GradientBuffers    what backward passes leave for weight parts: gradients of boundaries (two
 //                    buffers in turns, because unit u writes one while its weight part still reads
@@ -74,7 +75,7 @@ typedef struct {
     int64_t logits; // rows of logits computed at a time, where logits are not kept
     bool generates; // text: keys and values are kept
     ClipPolicy clip;
-    int first, end; // units of this rank: [first, end)
+    RankUnits units; // of this rank
     Limits limits;
     // [units] micro-batches whose activations of a unit exist at once; NULL: limits.in_flight for
     // every unit
@@ -106,7 +107,7 @@ typedef struct {
     ActivationSet *acts; // [limits.in_flight]
     P2pBuffer *transits; // [transit_count] all of the P2pBuffers below
     int64_t transit_count;
-    P2pBuffer *input, *output; // [limits.inputs], [SEND_BUFFERS]
+    P2pBuffer *input, *output; // [stages of this rank][limits.inputs], [SEND_BUFFERS]
     // device buffers of activations inside blocks, if these are offloaded
     UnitBuffers stash_acts[STASH_SLOTS];
     void *stash_slot[STASH_SLOTS];  // their addresses
@@ -116,7 +117,7 @@ typedef struct {
     // buffers
     GradientBuffers *grads; // [gradient_sets]
     int64_t gradient_sets;
-    P2pBuffer *received, *sent; // [limits.gradients], [SEND_BUFFERS]
+    P2pBuffer *received, *sent; // [stages of this rank][limits.gradients], [SEND_BUFFERS]
     // [micro-batches of the pass] first sample of this rank's part
     int64_t *first_rows;
     Clip *clip; // [clips]
@@ -173,9 +174,11 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 // Memory
 static inline bool executor_has(const ExecutorShape *shape, int unit) {
-    return unit >= shape->first && unit < shape->end;
+    return units_have(&shape->units, unit);
 }
-static inline bool executor_has_head(const Executor *e) { return e->shape.end == e->model->units; }
+static inline bool executor_has_head(const Executor *e) {
+    return executor_has(&e->shape, e->model->units - 1);
+}
 static inline int64_t executor_places(const ExecutorShape *shape, int unit) {
     return shape->places ? shape->places[unit] : shape->limits.in_flight;
 }
@@ -183,7 +186,7 @@ static inline int64_t executor_places(const ExecutorShape *shape, int unit) {
 // micro-batch has its own gradient buffers, which are among its activations.
 static inline int64_t executor_gradient_sets(const ExecutorShape *shape) {
     return shape->clip.flat ? shape->limits.in_flight
-                            : max_i64(1, shape->limits.works / (shape->end - shape->first));
+                            : max_i64(1, shape->limits.works / units_count(&shape->units));
 }
 
 // Offloaded activations (ExecutorShape: stash), in bytes: of a boundary, of one offloaded block, of
@@ -207,11 +210,13 @@ static inline bool executor_stashes_input(const ExecutorShape *shape, int unit) 
 }
 static inline int executor_stashes(const ExecutorShape *shape, int before) {
     int blocks = 0;
-    for (int u = shape->first; u < before && shape->stash; u++) { blocks += shape->stash[u]; }
+    for (int u = 0; u < before && shape->stash; u++) {
+        blocks += executor_has(shape, u) && shape->stash[u];
+    }
     return blocks;
 }
 static inline size_t executor_stash_all(const ExecutorShape *shape, const GptModel *m) {
-    return (shape->limits.in_flight * executor_stashes(shape, shape->end)) *
+    return (shape->limits.in_flight * executor_stashes(shape, m->units)) *
            executor_stash_bytes(shape, m);
 }
 
@@ -219,21 +224,21 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
     const ExecutorShape *shape = &e->shape;
     const int64_t N = shape->rows * shape->T;
     const size_t boundary = executor_boundary_bytes(shape, e->model);
-    const int head = e->model->units - 1;
+    const int head = e->model->units - 1, first = units_first(&shape->units);
     ActivationSet *acts = &e->acts[place];
-    for (int u = shape->first; u < shape->end; u++) {
-        if (place >= executor_places(shape, u)) { continue; }
-        if (u > shape->first) {
+    for (int u = first; u < e->model->units; u++) {
+        if (!executor_has(shape, u) || place >= executor_places(shape, u)) { continue; }
+        if (u && units_receiver(&shape->units, u) < 0) {
             acts->boundary[u] = executor_stashes_input(shape, u) ? e->stash_slot[stash_slot(u)]
                                                                  : arena_take(a, boundary);
         }
-        if (u == 0 || (u == head && shape->first && clip_ties(&shape->clip))) {
+        if (u == 0 || (u == head && first && clip_ties(&shape->clip))) {
             acts->tokens = (int32_t *)arena_take(a, N * sizeof(int32_t));
         }
-        if (u == shape->first && shape->clip.on) { acts->weights = arena_floats(a, shape->rows); }
+        if (u == first && shape->clip.on) { acts->weights = arena_floats(a, shape->rows); }
         const UnitClass class_of = gpt_unit_class(e->model, u);
         // under recomputation all blocks share the memory of this rank's first block
-        const int other = max_i64(shape->first, 1);
+        const int other = max_i64(first, 1);
         const bool block = class_of == UNIT_BLOCK,
                    shares = block && shape->recompute && (place || u != other),
                    stashed = block && !shape->recompute && shape->stash && shape->stash[u];
@@ -250,7 +255,7 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
 static inline void executor_carve_activations(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
     const size_t boundary = executor_boundary_bytes(shape, e->model);
-    for (int i = 0; i < STASH_SLOTS && executor_stashes(shape, shape->end); i++) {
+    for (int i = 0; i < STASH_SLOTS && executor_stashes(shape, e->model->units); i++) {
         if (!shape->recompute) {
             unit_carve_values(&e->stash_acts[i], a, e->model, UNIT_BLOCK, shape->rows * shape->T);
         }
@@ -258,9 +263,11 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
             shape->recompute ? arena_take(a, boundary) : e->stash_acts[i].value[VALUE_FIRST];
     }
     for (int64_t i = 0; i < shape->limits.in_flight; i++) { executor_carve_acts(e, a, i); }
-    for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }
-    for (int i = 0; i < SEND_BUFFERS && !executor_has_head(e); i++) {
-        e->output[i].p = arena_take(a, boundary);
+    const int64_t inputs = shape->units.stages * shape->limits.inputs;
+    for (int64_t i = 0; i < inputs; i++) { e->input[i].p = arena_take(a, boundary); }
+    for (int i = 0; i < SEND_BUFFERS * shape->units.stages; i++) {
+        const bool sends = shape->units.stage[i / SEND_BUFFERS].end < e->model->units;
+        e->output[i].p = sends ? arena_take(a, boundary) : NULL;
     }
     for (int64_t i = 0; i < e->clips && executor_has_head(e); i++) {
         clip_carve_activations(&e->clip[i], a, e->model, shape->rows, shape->T);
@@ -270,6 +277,10 @@ static inline UnitBuffers executor_carve_block_gradients(const Executor *e, Aren
     UnitBuffers b = {};
     unit_carve_gradients(&b, a, e->model, UNIT_BLOCK, e->shape.rows * e->shape.T, false);
     return b;
+}
+// Does the gradient of a unit's input stay on this rank?
+static inline bool executor_makes_gradient(const Executor *e, int unit) {
+    return unit > 0 && executor_has(&e->shape, unit) && units_receiver(&e->shape.units, unit) < 0;
 }
 // Gradient buffers without waiting weight parts: two buffers of boundaries and one of blocks, used
 // in turns.
@@ -290,21 +301,23 @@ static inline void executor_carve_turns(Executor *e, Arena *a, GradientBuffers *
 static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *grads,
                                        int64_t elements) {
     const UnitSpec *block = gpt_unit_spec(e->model, UNIT_BLOCK);
-    const int last = e->shape.end - 1, top = min_i64(last, e->model->units - 2);
+    const int head = e->model->units - 1;
     const GradientBuffers *first =
         grads == e->grads || clip_crosses_all(&e->shape.clip) ? NULL : e->grads;
     const ActivationSet *acts = &e->acts[grads - e->grads];
-    for (int u = e->shape.first + 1; u <= last; u++) {
-        grads->gradient[u] = u < last ? (Real *)acts->boundary[u + 1]
-                             : first  ? first->gradient[u]
-                                      : arena_reals(a, elements);
+    for (int u = 1; u <= head; u++) {
+        if (!executor_makes_gradient(e, u)) { continue; }
+        grads->gradient[u] = executor_has(&e->shape, u + 1) ? (Real *)acts->boundary[u + 1]
+                             : first                        ? first->gradient[u]
+                                                            : arena_reals(a, elements);
     }
-    for (int u = top; u >= max_i64(1, e->shape.first); u--) {
-        if (u == top) {
+    for (int u = head - 1; u > 0; u--) {
+        if (!executor_has(&e->shape, u)) { continue; }
+        if (u + 1 == head || !executor_has(&e->shape, u + 1)) {
             grads->unit[u] = first ? first->unit[u] : executor_carve_block_gradients(e, a);
             continue;
         }
-        grads->unit[u] = grads->unit[top];
+        grads->unit[u] = grads->unit[u + 1];
         for (int g = GRADIENT_FIRST; g < block->gradient_count; g++) {
             const int kept_in = block->gradients[g].kept_in;
             if (kept_in) { grads->unit[u].gradient[g] = (Real *)acts->unit[u + 1].value[kept_in]; }
@@ -314,8 +327,8 @@ static inline void executor_carve_flat(Executor *e, Arena *a, GradientBuffers *g
 // Gradient buffers where the weight parts of several micro-batches wait: each unit has its own.
 static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers *grads,
                                           int64_t elements) {
-    for (int u = e->shape.first + 1; u < e->shape.end; u++) {
-        grads->gradient[u] = arena_reals(a, elements);
+    for (int u = 1; u < e->model->units; u++) {
+        if (executor_makes_gradient(e, u)) { grads->gradient[u] = arena_reals(a, elements); }
     }
     for (int u = 1; u < e->model->units - 1; u++) {
         if (executor_has(&e->shape, u)) { grads->unit[u] = executor_carve_block_gradients(e, a); }
@@ -324,8 +337,8 @@ static inline void executor_carve_waiting(Executor *e, Arena *a, GradientBuffers
 // The keys and values of one sequence in the blocks of this rank.
 static inline void executor_carve_caches(Executor *e, Arena *a) {
     const int64_t T = e->shape.T, half = key_cache_elements(gpt_attention(e->model, 1, T), T) / 2;
-    for (int u = e->shape.first; u < e->shape.end; u++) {
-        if (gpt_unit_class(e->model, u) != UNIT_BLOCK) { continue; }
+    for (int u = 1; u < e->model->units - 1; u++) {
+        if (!executor_has(&e->shape, u)) { continue; }
         e->caches[u].keys = arena_reals(a, half);
         e->caches[u].values = arena_reals(a, half);
         e->caches[u].most = T;
@@ -339,14 +352,17 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
          : shape->limits.works > 1 ? executor_carve_waiting
                                    : executor_carve_turns)(e, a, &e->grads[i], n);
     }
-    for (int64_t i = 0; i < shape->limits.gradients; i++) { e->received[i].p = arena_reals(a, n); }
-    for (int i = 0; i < SEND_BUFFERS && shape->first; i++) { e->sent[i].p = arena_reals(a, n); }
+    const int64_t gradients = shape->units.stages * shape->limits.gradients;
+    for (int64_t i = 0; i < gradients; i++) { e->received[i].p = arena_reals(a, n); }
+    for (int i = 0; i < SEND_BUFFERS * shape->units.stages; i++) {
+        const bool sends = shape->units.stage[i / SEND_BUFFERS].first > 0;
+        e->sent[i].p = sends ? arena_reals(a, n) : NULL;
+    }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
     if (shape->generates) { executor_carve_caches(e, a); }
     for (int64_t i = 0; i < e->clips; i++) {
-        const ClipUnits units = {shape->first, shape->end};
-        clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, units, shape->rows,
-                           shape->T);
+        clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, &shape->units,
+                           shape->rows, shape->T);
         e->norms[i].p = e->clip[i].crossing.others;
         e->tied[i].p = e->clip[i].crossing.tied;
         e->factors[i].p = e->clip[i].crossing.factors;
@@ -381,13 +397,15 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
         e.grads[i].gradient = new_array(Real *, units, "executor");
         e.grads[i].unit = new_array(UnitBuffers, units, "executor");
     }
-    e.transit_count = shape.limits.inputs + shape.limits.gradients + 2 * SEND_BUFFERS + 3 * e.clips;
+    const int stages = shape.units.stages;
+    e.transit_count =
+        stages * (shape.limits.inputs + shape.limits.gradients + 2 * SEND_BUFFERS) + 3 * e.clips;
     e.transits = new_array(P2pBuffer, e.transit_count, "executor");
     e.input = e.transits;
-    e.output = e.input + shape.limits.inputs;
-    e.received = e.output + SEND_BUFFERS;
-    e.sent = e.received + shape.limits.gradients;
-    e.norms = e.sent + SEND_BUFFERS;
+    e.output = e.input + stages * shape.limits.inputs;
+    e.received = e.output + stages * SEND_BUFFERS;
+    e.sent = e.received + stages * shape.limits.gradients;
+    e.norms = e.sent + stages * SEND_BUFFERS;
     e.tied = e.norms + e.clips;
     e.factors = e.tied + e.clips;
     e.clip = new_array(Clip, e.clips + 1, "executor");
@@ -527,9 +545,11 @@ static inline int64_t executor_clip_place(const Executor *e, int64_t micro) {
 // Returns the P2pBuffer of a unit's input, if another stage sends or receives that input; else
 // NULL.
 static inline P2pBuffer *executor_boundary_transit(Executor *e, int unit, int64_t micro) {
-    if (unit == 0 || unit == e->model->units) { return NULL; }
-    if (unit == e->shape.end) { return &e->output[micro % SEND_BUFFERS]; }
-    return unit == e->shape.first ? &e->input[micro % e->shape.limits.inputs] : NULL;
+    const int above = units_receiver(&e->shape.units, unit),
+              below = unit < e->model->units ? units_sender(&e->shape.units, unit) : -1;
+    const int64_t inputs = e->shape.limits.inputs;
+    if (above >= 0) { return &e->input[above * inputs + micro % inputs]; }
+    return below >= 0 ? &e->output[below * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
 }
 static inline void *executor_boundary(Executor *e, int unit, int64_t micro) {
     P2pBuffer *transit = executor_boundary_transit(e, unit, micro);
@@ -537,9 +557,11 @@ static inline void *executor_boundary(Executor *e, int unit, int64_t micro) {
 }
 // Returns the same for the gradient of a unit's input.
 static inline P2pBuffer *executor_gradient_transit(Executor *e, int unit, int64_t micro) {
-    if (unit == 0 || unit == e->model->units) { return NULL; }
-    if (unit == e->shape.end) { return &e->received[micro % e->shape.limits.gradients]; }
-    return unit == e->shape.first ? &e->sent[micro % SEND_BUFFERS] : NULL;
+    const int above = units_receiver(&e->shape.units, unit),
+              below = unit < e->model->units ? units_sender(&e->shape.units, unit) : -1;
+    const int64_t gradients = e->shape.limits.gradients;
+    if (below >= 0) { return &e->received[below * gradients + micro % gradients]; }
+    return above >= 0 ? &e->sent[above * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
 }
 static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
     P2pBuffer *transit = executor_gradient_transit(e, unit, micro);

@@ -55,7 +55,7 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     w.acts = executor_acts(e, unit, micro);
     w.grads = executor_grads(e, micro);
     w.clip = &e->clip[executor_clip_place(e, micro)];
-    w.weights = executor_acts(e, e->shape.first, micro)->weights;
+    w.weights = executor_acts(e, units_first(&e->shape.units), micro)->weights;
     if (unit > 0) {
         w.x = executor_boundary(e, unit, micro);
         w.dx = executor_gradient(e, unit, micro);
@@ -168,12 +168,13 @@ static inline void executor_load_samples(Executor *e, const Work *w, const Pass 
     int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass),
             *targets = e->host_targets + executor_host_place(e, first_row, pass);
     const int head = e->model->units - 1;
-    if (w->unit == (e->shape.first ? head : 0) && pass->windows) {
+    const bool embeds = executor_has(&e->shape, 0), reads = w->unit == (embeds ? 0 : head);
+    if (reads && pass->windows) {
         dataset_fill_windows(pass->data, pass->windows + first_row, w->rows, tokens, targets);
-    } else if (w->unit == (e->shape.first ? head : 0)) {
+    } else if (reads) {
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
-    if (w->unit == 0 || (e->shape.first && w->acts->tokens)) {
+    if (w->unit == 0 || (!embeds && w->acts->tokens)) {
         ops_from_host(e->stream, w->acts->tokens, tokens, w->N * sizeof(int32_t));
     }
     if (w->unit == head) {
@@ -295,7 +296,7 @@ static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, c
 static inline void run_clip(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
     if (w->unit == 0 && clip_crosses(&clip->policy)) {
         // the unit is alone in its group, or in its stage
-        if (!clip->policy.flat || w->unit + 1 == e->shape.end) {
+        if (!clip->policy.flat || !executor_has(&e->shape, w->unit + 1)) {
             clip_begin(e->stream, clip, w->rows);
         }
         unit_pass(c, PART_BACKWARD_INPUT);
@@ -312,7 +313,7 @@ static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass
     clip.weights = w->weights;
     switch (w->kind) {
     case ACT_BACKWARD_INPUT:
-        if (clip.policy.flat && w->unit == e->shape.end - 1) {
+        if (clip.policy.flat && !executor_has(&e->shape, w->unit + 1)) {
             clip_begin(e->stream, &clip, w->rows);
         }
         run_backward_input(e, w, &c, pass);
@@ -376,7 +377,7 @@ static inline float *executor_capacity(Executor *e, const Action *a, int storage
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
     const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight,
-                  blocks = executor_stashes(&e->shape, e->shape.end);
+                  blocks = executor_stashes(&e->shape, e->model->units);
     char *host = e->stash + (slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
     Stream *link = &e->stash_link[stash_slot(a->unit)];
     void *device = e->stash_slot[stash_slot(a->unit)];
@@ -413,7 +414,8 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (a->kind == ACT_FORWARD && (a->unit == 0 || a->unit == e->model->units - 1)) {
         executor_load_samples(e, &w, pass, a->first_row);
     }
-    if (a->kind == ACT_FORWARD && a->unit == e->shape.first && pass->training && e->shape.clip.on) {
+    if (a->kind == ACT_FORWARD && a->unit == units_first(&e->shape.units) && pass->training &&
+        e->shape.clip.on) {
         executor_load_weights(e, &w, pass, a->first_row);
     }
     w.kind = a->kind;
@@ -505,9 +507,10 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     }
     free(talks);
     // at most the peers on one side fill, or receive, one buffer
-    traffic.most = ((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS +
-                     3 * shape->limits.clips) *
-                    max_i64(sides[0], sides[1]));
+    traffic.most =
+        (shape->units.stages * (shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS) +
+         3 * shape->limits.clips) *
+        max_i64(sides[0], sides[1]);
     return traffic;
 }
 

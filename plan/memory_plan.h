@@ -41,7 +41,7 @@ typedef struct {
 
 // Returns what --offload allows. Activations stay on the device if samples are clipped (which may
 // overwrite them), or if weight parts wait. With recomputation a block's input is offloaded instead
-// of the activations inside; a stage's first block has received its input, so it is left out.
+// of the activations inside.
 static inline OffloadScope offload_scope(const Plan *p) {
     const Options *o = &p->config->options;
     const bool waits = p->pipeline.placement.stages > 1 && p->pipeline.kind == PIPELINE_ZERO_BUBBLE;
@@ -52,8 +52,8 @@ static inline OffloadScope offload_scope(const Plan *p) {
         .activations = !stay && (automatic || o->offload == OFFLOAD_ALL),
         .block_bytes = (int64_t)executor_stash_bytes(&p->shape, &p->model),
         .in_flight = p->shape.limits.in_flight,
-        .first = p->shape.first + p->shape.recompute,
-        .end = p->shape.end,
+        .units = p->shape.units,
+        .inputs = p->shape.recompute,
     };
     return scope;
 }

@@ -167,8 +167,7 @@ static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const S
     size_t memory[MEMORY_KINDS];
     Plan other = *p;
     other.store = *store;
-    other.shape.first = stage->first_unit;
-    other.shape.end = stage->first_unit + stage->units;
+    other.shape.units = placement_units_of_rank(&p->pipeline.placement, stage->ranks[0]);
     other.shape.limits = limits_of_both(p->program.limits[rank], p->evaluation.limits[rank]);
     predict_memory(&other, ceil_div(p->pipeline.micro_rows, stage->replicas), p->shape.recompute,
                    memory);

@@ -67,8 +67,7 @@ static inline int64_t config_samples(const Config *c, const GptModel *m, int ran
 static inline void plan_take_stage(Plan *p) {
     const Placement *placement = &p->pipeline.placement;
     p->stage = &placement->stage[placement_stage_of_rank(placement, p->machine->ranks->me)];
-    p->shape.first = p->stage->first_unit;
-    p->shape.end = p->stage->first_unit + p->stage->units;
+    p->shape.units = placement_units_of_rank(placement, p->machine->ranks->me);
 }
 // Cyclic data parallelism: which rank runs which micro-batch, and what this rank stores for it.
 static inline void plan_cyclic(Plan *p) {

@@ -107,8 +107,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     config.layers = 1;
     GptModel one = gpt_model(config);
     ExecutorShape small = *shape;
-    small.first = 0;
-    small.end = one.units;
+    small.units = units_range(0, one.units);
     small.limits = limits_of_one();
     while (small.rows > 1 &&
            gpt_step_flops(&one, small.rows * small.T, small.T) > MOST_S * flops_per_s) {

@@ -31,8 +31,7 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
                               int64_t works, size_t bytes[2]) {
     ExecutorShape alone = *shape;
     alone.rows = 1;
-    alone.first = unit;
-    alone.end = unit + 1;
+    alone.units = units_range(unit, unit + 1);
     alone.recompute = false;
     alone.limits.works = works;
     Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
@@ -206,7 +205,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     shape.rows = o->micro_batch;
     shape.T = o->seq_len;
     shape.logits = LOGITS_PLENTY;
-    shape.end = m->units;
+    shape.units = units_range(0, m->units);
     shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
     double *slowness = new_array(double, comm->ranks, "speeds of ranks");

@@ -571,7 +571,7 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
                                      .rows = o->micro_batch,
                                      .T = o->seq_len,
                                      .logits = LOGITS_PLENTY,
-                                     .end = spec->model.units,
+                                     .units = units_range(0, spec->model.units),
                                      .limits = limits_of_one()};
         double *slowness = new_array(double, comm->ranks, "speeds of ranks");
         times_measured_here(&spec->model, &shape, &measured, comm, stream, slowness);

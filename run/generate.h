@@ -25,7 +25,8 @@
 // logits(Vp) on the host. All ranks of the stage call it.
 static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n, float *logits) {
     const GptModel *m = e->model;
-    for (int unit = e->shape.first; unit < e->shape.end; unit++) {
+    for (int unit = 0; unit < m->units; unit++) {
+        if (!executor_has(&e->shape, unit)) { continue; }
         Work w = executor_work(e, unit, 0, 1, n - first);
         w.first = first;
         w.cache = e->caches[unit];
@@ -55,10 +56,10 @@ static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n,
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens,
                                    int64_t first, int64_t n, float *logits) {
     const size_t bytes = ((n - first) * gpt_width(e->model)) * dtype_size(e->shape.dtype);
-    const int mine = placement_stage_of_unit(placement, e->shape.first),
+    const int mine = placement_stage_of_rank(placement, e->comm->rank),
               last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
-    const CommLabel label = {"activations", e->shape.first, e->comm->step};
+    const CommLabel label = {"activations", stage->first_unit, e->comm->step};
     if (e->acts[0].tokens) {
         ops_from_host(e->stream, e->acts[0].tokens, tokens + first, (n - first) * sizeof(int32_t));
     }

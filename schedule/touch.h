@@ -101,8 +101,8 @@ typedef struct {
     Pieces pieces;
     uint64_t *rows;      // [samples + 1] sum of the hashes of all samples before
     bool *computes;      // [rank][unit]
+    int *units;          // [rank] how many it computes
     bool *uses, *member; // [rank][storage] the rank computes with it; contributes to its gradient
-    int *first, *end;    // [rank] its units
     int spans;
     // contributions that a gradient needs, and their sum with those of earlier spans: of a rank,
     // span and storage; where steps overlap, of a piece and storage
@@ -221,7 +221,8 @@ static inline int64_t touch_place(int64_t micro, int64_t places) {
 // Places (activations.h: the buffers that a micro-batch uses)
 
 static inline bool touch_computes(const TouchPlan *p, int rank, int unit) {
-    return unit < p->program->map.units && p->computes[rank * p->program->map.units + unit];
+    const int units = p->program->map.units;
+    return unit >= 0 && unit < units && p->computes[rank * units + unit];
 }
 // How many micro-batches' activations of a unit a rank holds.
 static inline int64_t touch_live(const TouchPlan *p, int rank, int unit) {
@@ -231,7 +232,7 @@ static inline int64_t touch_live(const TouchPlan *p, int rank, int unit) {
 // Inputs of a unit: of the first one of a stage they are received, after the last one sent.
 static inline int64_t touch_input_place(const TouchPlan *p, int rank, int unit, int micro) {
     if (!touch_computes(p, rank, unit)) { return micro % SEND_BUFFERS; }
-    const bool received = unit == p->first[rank];
+    const bool received = !touch_computes(p, rank, unit - 1);
     return touch_place(micro,
                        received ? p->program->limits[rank].inputs : touch_live(p, rank, unit));
 }
@@ -241,8 +242,8 @@ static inline Touch *touch_input_gradient(TouchPlan *p, TouchUse use, int rank, 
     const Limits *limits = &p->program->limits[rank];
     const int64_t sets = program_waits(p->program)
                              ? limits->in_flight
-                             : max_i64(1, limits->works / (p->end[rank] - p->first[rank]));
-    const bool received = unit == p->end[rank], sent = unit == p->first[rank],
+                             : max_i64(1, limits->works / max_i64(1, p->units[rank]));
+    const bool received = !touch_computes(p, rank, unit), sent = !touch_computes(p, rank, unit - 1),
                own = p->cyclic && p->cyclic->mode == CYCLIC_SINGLE &&
                      p->cyclic->cut.stage[cyclic_stage_of_unit(p->cyclic, unit)].first_unit == unit,
                turns = !received && !sent && !own && limits->works == 1;

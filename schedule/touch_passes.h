@@ -81,8 +81,8 @@ static inline void touch_saved(TouchPlan *p, int rank, const Action *x) {
 // last of these units.
 static inline uint64_t touch_norms(const TouchPlan *p, int rank, int until) {
     uint64_t all = 0;
-    for (int u = max_i64(1, p->first[rank]); u <= until; u++) {
-        all += touch_name(NAME_NORM, u, 0);
+    for (int u = 1; u <= until; u++) {
+        all += touch_computes(p, rank, u) ? touch_name(NAME_NORM, u, 0) : 0;
     }
     return all;
 }
@@ -150,7 +150,7 @@ static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x
 static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
     const Program *of = p->program;
     const int64_t place = touch_clip_place(p, rank, x->micro);
-    const uint64_t norms = touch_norms(p, rank, p->end[rank] - 1);
+    const uint64_t norms = touch_norms(p, rank, of->map.units - 1);
     if (program_waits(of) && norms) {
         touch_rows(p, TOUCH_READ, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x)
             ->scale = norms;

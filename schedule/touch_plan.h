@@ -21,7 +21,6 @@ static inline void touch_plan_units(TouchPlan *p) {
     const Program *of = p->program;
     const UnitMap *map = &of->map;
     for (int r = 0; r < of->ranks; r++) {
-        p->first[r] = map->units;
         for (int i = 0; i < of->rank[r].count; i++) {
             const Action *a = &of->rank[r].actions[i];
             if (a->kind != ACT_FORWARD || a->unit < 0 || a->unit >= map->units) { continue; }
@@ -31,10 +30,9 @@ static inline void touch_plan_units(TouchPlan *p) {
                 p->member[at] |= of->forward_only || touch_contributes(map, a->unit, (int)s);
             }
             // without rows it does nothing
-            if (a->rows <= 0) { continue; }
-            p->computes[r * map->units + a->unit] = true;
-            p->first[r] = (int)min_i64(p->first[r], a->unit);
-            p->end[r] = (int)max_i64(p->end[r], a->unit + 1);
+            bool *computes = &p->computes[r * map->units + a->unit];
+            if (a->rows > 0 && !*computes) { p->units[r]++; }
+            *computes |= a->rows > 0;
         }
     }
 }
@@ -91,8 +89,8 @@ static inline void touch_plan_gradients(TouchPlan *p) {
     touch_plan_sums(p);
 }
 static inline void touch_plan_free(TouchPlan *p) {
-    free_all(p->p2p, p->rows, p->computes, p->uses, p->member, p->first, p->end, p->whole,
-             p->before, p->row, p->head_rank, p->touch);
+    free_all(p->p2p, p->rows, p->computes, p->units, p->uses, p->member, p->whole, p->before,
+             p->row, p->head_rank, p->touch);
 }
 // cyclic, model: of steps that overlap, else NULL.
 static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
@@ -115,10 +113,9 @@ static inline TouchPlan touch_plan(const Program *of, const CyclicPlan *cyclic,
     p.rows = new_array(uint64_t, of->samples + 1, "touches");
     for (int64_t i = 0; i < of->samples; i++) { p.rows[i + 1] = p.rows[i] + mix64((uint64_t)~i); }
     p.computes = new_array(bool, ranks * map->units, "touches");
+    p.units = new_array(int, ranks, "touches");
     p.uses = new_array(bool, ranks * map->storages, "touches");
     p.member = new_array(bool, ranks * map->storages, "touches");
-    p.first = new_array(int, ranks, "touches");
-    p.end = new_array(int, ranks, "touches");
     const size_t spans = cyclic ? micros : ranks * p.spans;
     p.whole = new_array(uint64_t, spans * map->storages, "touches");
     p.before = new_array(uint64_t, spans * map->storages, "touches");

@@ -181,7 +181,9 @@ static inline bool validator_in_range(const Validator *c, int rank, const Action
     const bool down = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD,
                up = a->kind == ACT_SEND_BACKWARD || a->kind == ACT_RECV_BACKWARD;
     if ((down && a->unit + 1 == of->map.units) || (up && a->unit == 0)) { return false; }
-    if (a->kind == ACT_CLIP && a->rows && a->unit != p->first[rank]) { return false; }
+    const bool first =
+        of_unit && touch_computes(p, rank, a->unit) && !touch_computes(p, rank, a->unit - 1);
+    if (a->kind == ACT_CLIP && a->rows && !first) { return false; }
     if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
     if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
     return !p->cyclic || !of_micro || a->micro / p->spans == a->step;

@@ -146,7 +146,7 @@ static Rig *rig_make(Setting setting) {
     works.clip.clips = CLIPS_NOTHING;
     works.clip.stages = 1;
     works.clip.function = CLIP_ABADI;
-    works.end = r->model.units;
+    works.units = units_range(0, r->model.units);
     works.limits = r->program.limits[0];
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B,

@@ -32,7 +32,9 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
             bytes += o->host[i] >> kind & 1 ? offload_bytes(f->store, i, (StateKind)kind) : 0;
         }
     }
-    for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
+    // with recomputation the first block of a stage has received its input
+    const int first = f->units.stage[0].first + f->inputs;
+    for (int u = (int)max_i64(first, 1); u < min_i64(f->units.stage[0].end, m->units - 1); u++) {
         int used[2];
         gpt_unit_storages(m, u, used);
         stashed += f->in_flight * (o->host[used[0]] >> STATE_ACTIVATIONS & 1);
@@ -171,14 +173,13 @@ static void test_fill(void **state) {
         StatePlan store =
             state_plan(&m, &seen, &placement, &policy, precision, &optimizers[toss()]);
         Offload o = draw_offload(&m);
-        const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
-        const OffloadScope f = {&store,
-                                toss(),
-                                toss(),
-                                100 + draw(100000),
-                                1 + draw(3),
-                                stage->first_unit,
-                                stage->first_unit + stage->units};
+        const OffloadScope f = {.store = &store,
+                                .parameters = toss(),
+                                .activations = toss(),
+                                .block_bytes = 100 + draw(100000),
+                                .in_flight = 1 + draw(3),
+                                .units = placement_units_of_rank(&placement, seen.me),
+                                .inputs = toss()};
         fill_both_ways(&o, &f, false);
         fill_both_ways(&o, &f, true);
         store_plan_free(&store);

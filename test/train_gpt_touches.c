@@ -77,7 +77,7 @@ static void places_of_unit(Executor *e, int rank, int u, int micro) {
     const size_t boundary = executor_boundary_bytes(&e->shape, e->model);
     const Action a = {.kind = ACT_FORWARD, .unit = u, .storage = -1, .micro = micro, .rows = 1};
     const bool mine = executor_has(&e->shape, u);
-    if (u && u <= head && (mine || u == e->shape.end)) {
+    if (u && u <= head && (mine || units_sender(&e->shape.units, u) >= 0)) {
         place_is(RES_INPUT, u, touch_input_place(&touches, rank, u, micro),
                  executor_boundary(e, u, micro), boundary);
         touches.count = 0;
