@@ -15,9 +15,9 @@
 //                    tokens, targets
 // stash              offloaded activations. Blocks whose activations (under --recompute block:
 //                    inputs) are on the host use two device buffers in turns (schedule.h)
-// input, output      P2pBuffers of each stage of this rank: the received input of its first unit,
+// input, output      buffers of each stage of this rank: the received input of its first unit,
 //                    the sent input of the unit after its last one
-// received, sent     P2pBuffers of the gradients of output and of input, in compute precision
+// received, sent     buffers of the gradients of output and of input, in compute precision
 // GradientBuffers    what backward passes leave for weight parts: gradients of boundaries (two
 //                    buffers in turns, because unit u writes one while its weight part still reads
 //                    the other) and of blocks. Where weight parts wait (zero bubble), each waiting
@@ -35,7 +35,9 @@
 
 #include "base/base.h"
 #include "comm/comm.h"
+#include "comm/group.h"
 #include "comm/records.h"
+#include "cyclic.h"
 #include "dataloader.h"
 #include "dp.h"
 #include "executor/deferred.h"
@@ -45,6 +47,9 @@
 #include "ops/ops.h"
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
+#include "schedule/touch.h"
+#include "schedule/touch_passes.h"
+#include "schedule/touch_plan.h"
 #include "state/planned.h"
 #include "state/store.h"
 
@@ -59,13 +64,13 @@ typedef struct {
     UnitBuffers *unit; // [units] the other gradients
 } GradientBuffers;
 
-// A buffer for data that stages send to each other, and the requests that use it: one for each part
-// that another rank sends or receives.
+// A message of rows, or a copy of activations between the device and the host, that is under way.
 typedef struct {
-    void *p;
-    CommRequest *open; // [ranks]
-    int messages;
-} P2pBuffer;
+    CommRequest request;
+    Stream *link;   // of a copy; NULL: a message
+    Touch touch[2]; // [touches] what it touches until it is complete
+    int touches;
+} Transfer;
 
 // The dimensions and options that an executor is made for.
 typedef struct {
@@ -104,10 +109,9 @@ typedef struct {
     const UnitMap *map;
     ExecutorShape shape;
     // activations
-    ActivationSet *acts; // [limits.in_flight]
-    P2pBuffer *transits; // [transit_count] all of the P2pBuffers below
-    int64_t transit_count;
-    P2pBuffer *input, *output; // [stages of this rank][limits.inputs], [SEND_BUFFERS]
+    ActivationSet *acts;    // [limits.in_flight]
+    void **transits;        // all buffers of data that stages send to each other
+    void **input, **output; // [stages of this rank][limits.inputs], [SEND_BUFFERS]
     // device buffers of activations inside blocks, if these are offloaded
     UnitBuffers stash_acts[STASH_SLOTS];
     void *stash_slot[STASH_SLOTS];  // their addresses
@@ -117,15 +121,14 @@ typedef struct {
     // buffers
     GradientBuffers *grads; // [gradient_sets]
     int64_t gradient_sets;
-    P2pBuffer *received, *sent; // [stages of this rank][limits.gradients], [SEND_BUFFERS]
+    void **received, **sent; // [stages of this rank][limits.gradients], [SEND_BUFFERS]
     // [micro-batches of the pass] first sample of this rank's part
     int64_t *first_rows;
     Clip *clip; // [clips]
     int64_t clips;
-    P2pBuffer *norms, *tied, *factors; // [clips] data that cross stages (dp.h: Crossing)
-    Real *logits;                      // (Vp) one row, for text generation
-    KeyCache *caches;                  // [units] of T positions, for text generation
-    char *activations, *buffers;       // the two allocations that hold all of these
+    Real *logits;                // (Vp) one row, for text generation
+    KeyCache *caches;            // [units] of T positions, for text generation
+    char *activations, *buffers; // the two allocations that hold all of these
     // [actions of a step][2] begin and end of each action, for a profile; then block work is not
     // replayed as a whole. NULL: no profile
     OpsMark **marks;
@@ -136,6 +139,12 @@ typedef struct {
     int32_t *host_tokens, *host_targets; // (samples, T) from first_row on
     float *host_losses;                  // likewise
     int64_t host_rows;                   // most samples of a step on this rank
+    // what actions touch (executor_follow), in evaluations and in training; open transfers
+    Program followed[2];
+    TouchPlan touches[2];
+    Transfer *open; // [open_count]
+    int open_count;
+    int64_t open_capacity;
     // where steps overlap: number of the step's first micro-batch, and micro-batches of a step;
     // else 0
     int64_t first_micro, step_micros;
@@ -264,10 +273,10 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
     }
     for (int64_t i = 0; i < shape->limits.in_flight; i++) { executor_carve_acts(e, a, i); }
     const int64_t inputs = shape->units.stages * shape->limits.inputs;
-    for (int64_t i = 0; i < inputs; i++) { e->input[i].p = arena_take(a, boundary); }
+    for (int64_t i = 0; i < inputs; i++) { e->input[i] = arena_take(a, boundary); }
     for (int i = 0; i < SEND_BUFFERS * shape->units.stages; i++) {
         const bool sends = shape->units.stage[i / SEND_BUFFERS].end < e->model->units;
-        e->output[i].p = sends ? arena_take(a, boundary) : NULL;
+        e->output[i] = sends ? arena_take(a, boundary) : NULL;
     }
     for (int64_t i = 0; i < e->clips && executor_has_head(e); i++) {
         clip_carve_activations(&e->clip[i], a, e->model, shape->rows, shape->T);
@@ -353,19 +362,16 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
                                    : executor_carve_turns)(e, a, &e->grads[i], n);
     }
     const int64_t gradients = shape->units.stages * shape->limits.gradients;
-    for (int64_t i = 0; i < gradients; i++) { e->received[i].p = arena_reals(a, n); }
+    for (int64_t i = 0; i < gradients; i++) { e->received[i] = arena_reals(a, n); }
     for (int i = 0; i < SEND_BUFFERS * shape->units.stages; i++) {
         const bool sends = shape->units.stage[i / SEND_BUFFERS].first > 0;
-        e->sent[i].p = sends ? arena_reals(a, n) : NULL;
+        e->sent[i] = sends ? arena_reals(a, n) : NULL;
     }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
     if (shape->generates) { executor_carve_caches(e, a); }
     for (int64_t i = 0; i < e->clips; i++) {
         clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, &shape->units,
                            shape->rows, shape->T);
-        e->norms[i].p = e->clip[i].crossing.others;
-        e->tied[i].p = e->clip[i].crossing.tied;
-        e->factors[i].p = e->clip[i].crossing.factors;
     }
 }
 
@@ -398,16 +404,13 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape,
         e.grads[i].unit = new_array(UnitBuffers, units, "executor");
     }
     const int stages = shape.units.stages;
-    e.transit_count =
-        stages * (shape.limits.inputs + shape.limits.gradients + 2 * SEND_BUFFERS) + 3 * e.clips;
-    e.transits = new_array(P2pBuffer, e.transit_count, "executor");
+    e.transits =
+        new_array(void *, stages *(shape.limits.inputs + shape.limits.gradients + 2 * SEND_BUFFERS),
+                  "executor");
     e.input = e.transits;
     e.output = e.input + stages * shape.limits.inputs;
     e.received = e.output + stages * SEND_BUFFERS;
     e.sent = e.received + stages * shape.limits.gradients;
-    e.norms = e.sent + stages * SEND_BUFFERS;
-    e.tied = e.norms + e.clips;
-    e.factors = e.tied + e.clips;
     e.clip = new_array(Clip, e.clips + 1, "executor");
     for (int64_t i = 0; i < e.clips; i++) {
         e.clip[i].policy = shape.clip;
@@ -438,9 +441,12 @@ static inline void executor_free(Executor *e) {
     for (int64_t i = 0; i < e->gradient_sets; i++) {
         free_all(e->grads[i].gradient, e->grads[i].unit);
     }
-    for (int64_t i = 0; i < e->transit_count; i++) { free(e->transits[i].open); }
+    for (int i = 0; i < 2; i++) {
+        touch_plan_free(&e->touches[i]);
+        free(e->followed[i].limits);
+    }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
-    free_all(e->acts, e->grads, e->transits, e->first_rows, e->clip, e->held, e->caches,
+    free_all(e->acts, e->grads, e->transits, e->open, e->first_rows, e->clip, e->held, e->caches,
              e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
 }
@@ -522,11 +528,17 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = new_array(double, samples + comm->ranks, "losses");
     e->part = new_array(int64_t, comm->ranks + 1, "losses");
     e->first_rows = new_array(int64_t, micro_batches, "executor");
-    // a neighbouring stage has at most this many ranks
-    for (int64_t i = 0; i < e->transit_count; i++) {
-        e->transits[i].open = new_array(CommRequest, comm->ranks, "executor");
-    }
 }
+// Lists from now on what the actions of passes touch, of which `of` is one; cyclic: of steps that
+// overlap, else NULL. The executor must not be moved any more.
+static inline void executor_follow(Executor *e, const Program *of, const CyclicPlan *cyclic) {
+    Program *mine = &e->followed[!of->forward_only];
+    *mine = *of;
+    mine->limits = new_array(Limits, of->ranks, "executor");
+    mine->limits[e->comm->rank] = e->shape.limits;
+    e->touches[!of->forward_only] = touch_plan(mine, cyclic, cyclic ? e->model : NULL);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Which buffers a micro-batch uses
 // Where steps overlap, micro-batches are numbered through all steps.
@@ -542,37 +554,93 @@ static inline GradientBuffers *executor_grads(const Executor *e, int64_t micro) 
 static inline int64_t executor_clip_place(const Executor *e, int64_t micro) {
     return e->clips ? micro % e->clips : 0;
 }
-// Returns the P2pBuffer of a unit's input, if another stage sends or receives that input; else
-// NULL.
-static inline P2pBuffer *executor_boundary_transit(Executor *e, int unit, int64_t micro) {
+// Returns the buffer of a unit's input, if another stage sends or receives that input; else NULL.
+static inline void *executor_boundary_transit(Executor *e, int unit, int64_t micro) {
     const int above = units_receiver(&e->shape.units, unit),
               below = unit < e->model->units ? units_sender(&e->shape.units, unit) : -1;
     const int64_t inputs = e->shape.limits.inputs;
-    if (above >= 0) { return &e->input[above * inputs + micro % inputs]; }
-    return below >= 0 ? &e->output[below * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
+    if (above >= 0) { return e->input[above * inputs + micro % inputs]; }
+    return below >= 0 ? e->output[below * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
 }
 static inline void *executor_boundary(Executor *e, int unit, int64_t micro) {
-    P2pBuffer *transit = executor_boundary_transit(e, unit, micro);
-    return transit ? transit->p : executor_acts(e, unit, micro)->boundary[unit];
+    void *transit = executor_boundary_transit(e, unit, micro);
+    return transit ? transit : executor_acts(e, unit, micro)->boundary[unit];
 }
 // Returns the same for the gradient of a unit's input.
-static inline P2pBuffer *executor_gradient_transit(Executor *e, int unit, int64_t micro) {
+static inline void *executor_gradient_transit(Executor *e, int unit, int64_t micro) {
     const int above = units_receiver(&e->shape.units, unit),
               below = unit < e->model->units ? units_sender(&e->shape.units, unit) : -1;
     const int64_t gradients = e->shape.limits.gradients;
-    if (below >= 0) { return &e->received[below * gradients + micro % gradients]; }
-    return above >= 0 ? &e->sent[above * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
+    if (below >= 0) { return e->received[below * gradients + micro % gradients]; }
+    return above >= 0 ? e->sent[above * SEND_BUFFERS + micro % SEND_BUFFERS] : NULL;
 }
 static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
-    P2pBuffer *transit = executor_gradient_transit(e, unit, micro);
-    return transit ? (Real *)transit->p : executor_grads(e, micro)->gradient[unit];
+    void *transit = executor_gradient_transit(e, unit, micro);
+    return transit ? (Real *)transit : executor_grads(e, micro)->gradient[unit];
 }
-// Waits until all requests of a buffer are complete.
-static inline void transit_wait(Executor *e, P2pBuffer *transit) {
-    for (int i = 0; transit && i < transit->messages; i++) {
-        comm_wait(e->comm, &transit->open[i]);
+
+// -------------------------------------------------------------------------------------------------
+// Transfers that are under way
+
+// Lists what an action does with rows.
+static inline TouchPlan *executor_touches(Executor *e, const Action *a, bool training) {
+    TouchPlan *p = &e->touches[training];
+    Action counted = *a;
+    counted.micro = executor_micro(e, a);
+    p->count = 0;
+    touch_passes(p, e->comm->rank, &counted);
+    return p;
+}
+// Notes a message that an action has begun, or its copy on a link.
+static inline void transfer_open(Executor *e, const Action *a, bool training, CommRequest request,
+                                 Stream *link) {
+    const TouchPlan *p = executor_touches(e, a, training);
+    e->open = grow_array(Transfer, e->open, e->open_count, &e->open_capacity, "messages");
+    Transfer *t = &e->open[e->open_count++];
+    assert(p->count <= LENGTH_OF(t->touch));
+    t->request = request;
+    t->link = link;
+    t->touches = p->count;
+    memcpy(t->touch, p->touch, p->count * sizeof *p->touch);
+}
+static inline void transfer_end(Executor *e, Transfer *t) {
+    if (t->link) {
+        ops_follow(e->stream, t->link);
+    } else {
+        comm_wait(e->comm, &t->request);
     }
-    if (transit) { transit->messages = 0; }
+}
+// Must an action wait for a transfer? Not if both read, or each adds rows of its own.
+static inline bool transfer_precedes(const Transfer *t, const TouchPlan *p) {
+    for (int i = 0; i < t->touches; i++) {
+        const Touch *a = &t->touch[i];
+        for (int k = 0; k < p->count; k++) {
+            const Touch *b = &p->touch[k];
+            const bool adds = a->use == TOUCH_ADD && b->use == TOUCH_ADD && a->what == b->what,
+                       reads = a->use == TOUCH_READ && b->use == TOUCH_READ;
+            if (a->of == b->of && a->a == b->a && a->b == b->b && !adds && !reads) { return true; }
+        }
+    }
+    return false;
+}
+// Waits for the transfers that must precede an action.
+static inline void executor_await(Executor *e, const Action *a, bool training) {
+    if (!e->open_count) { return; }
+    const TouchPlan *p = executor_touches(e, a, training);
+    int left = 0;
+    for (int i = 0; i < e->open_count; i++) {
+        if (transfer_precedes(&e->open[i], p)) {
+            transfer_end(e, &e->open[i]);
+        } else {
+            e->open[left++] = e->open[i];
+        }
+    }
+    e->open_count = left;
+}
+// Waits for all transfers.
+static inline void executor_await_all(Executor *e) {
+    for (int i = 0; i < e->open_count; i++) { transfer_end(e, &e->open[i]); }
+    e->open_count = 0;
 }
 
 #endif

@@ -344,25 +344,6 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     unit_pass(&c, PART_BACKWARD_WEIGHT);
 }
 
-// Waits until what this action reads has arrived, and what it overwrites has been sent.
-static inline void executor_await(Executor *e, const Action *a) {
-    const int64_t micro = executor_micro(e, a);
-    if (a->kind == ACT_FORWARD) {
-        transit_wait(e, executor_boundary_transit(e, a->unit, micro));
-        transit_wait(e, executor_boundary_transit(e, a->unit + 1, micro));
-    }
-    if (a->kind == ACT_BACKWARD_INPUT) {
-        transit_wait(e, executor_gradient_transit(e, a->unit, micro));
-    }
-    if (a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT || a->kind == ACT_CLIP) {
-        transit_wait(e, executor_gradient_transit(e, a->unit + 1, micro));
-    }
-    if (!e->clips || a->kind == ACT_FORWARD) { return; }
-    const int64_t place = executor_clip_place(e, micro);
-    transit_wait(e, &e->norms[place]);
-    transit_wait(e, &e->tied[place]);
-    transit_wait(e, &e->factors[place]);
-}
 // Returns the buffer that an action adds its gradient to. *accumulate: false if the buffer must be
 // overwritten instead.
 static inline float *executor_capacity(Executor *e, const Action *a, int storage,
@@ -390,14 +371,14 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
         ops_to_host_later(link, host, device, bytes);
         e->store->flight.copied.to_host += (int64_t)bytes;
     }
+    const CommRequest none = {.number = 0};
+    transfer_open(e, a, pass->training, none, link);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
-    executor_await(e, a);
-    const int slot = action_awaits_stash(e->map, a);
-    if (slot >= 0) { ops_follow(e->stream, &e->stash_link[slot]); }
+    executor_await(e, a, pass->training);
     // time spent waiting for other stages does not count
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); }
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
@@ -514,41 +495,41 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     return traffic;
 }
 
-// Posts a message of `rows` rows, in a buffer that begins at p with the micro-batch's first row.
-static inline void post_rows(Executor *e, const Action *a, const char *what, P2pBuffer *transit,
-                             char *p, int64_t rows, int64_t row_bytes) {
+// Posts a message of an action's rows, in a buffer that begins with the micro-batch's first row.
+static inline void post_rows(Executor *e, const Action *a, const Pass *pass, const char *what,
+                             void *buffer, int64_t row_bytes) {
     const CommLabel label = {what, a->unit, e->step};
-    p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    transit->open[transit->messages++] =
-        comm_message_begin(e->comm, label, action_sends(a->kind), a->peer, 0, p, rows * row_bytes);
+    char *p = (char *)buffer + (a->first_row - e->first_rows[a->micro]) * row_bytes;
+    transfer_open(e, a, pass->training,
+                  comm_message_begin(e->comm, label, action_sends(a->kind), a->peer, 0, p,
+                                     executor_rows(a, pass) * row_bytes),
+                  NULL);
 }
 // Posts the messages of an action: output of the unit to the next stage, gradient of its input to
 // the stage before, norms (with rows of the classifier's gradient), or clipping factors.
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
-    const int64_t rows = executor_rows(a, pass),
-                  row_bytes = executor_row_bytes(&e->shape, e->model, a),
-                  place = executor_clip_place(e, executor_micro(e, a));
-    if (rows <= 0) { return; }
+    const int64_t row_bytes = executor_row_bytes(&e->shape, e->model, a),
+                  micro = executor_micro(e, a);
+    const Crossing *crossing = &e->clip[executor_clip_place(e, micro)].crossing;
+    if (executor_rows(a, pass) <= 0) { return; }
+    executor_await(e, a, pass->training);
     const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM,
                forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
     if (norm) {
         // each sender has its own part of the receiver's buffer
         const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip);
-        double *norms = (double *)e->norms[place].p +
-                        (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
-        post_rows(e, a, "norms", &e->norms[place], (char *)norms, rows, sizeof(double));
+        double *norms =
+            crossing->others + (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
+        post_rows(e, a, pass, "norms", norms, sizeof(double));
         if (row_bytes > (int64_t)sizeof(double)) {
-            post_rows(e, a, "norms", &e->tied[place], (char *)e->tied[place].p, rows,
-                      row_bytes - (int64_t)sizeof(double));
+            post_rows(e, a, pass, "norms", crossing->tied, row_bytes - (int64_t)sizeof(double));
         }
     } else if (a->kind == ACT_SEND_FACTOR || a->kind == ACT_RECV_FACTOR) {
-        post_rows(e, a, "factors", &e->factors[place], (char *)e->factors[place].p, rows,
-                  row_bytes);
+        post_rows(e, a, pass, "factors", crossing->factors, row_bytes);
     } else {
-        const int64_t micro = executor_micro(e, a);
-        P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro)
-                                     : executor_gradient_transit(e, a->unit, micro);
-        post_rows(e, a, forward ? "activations" : "gradients", transit, (char *)transit->p, rows,
+        post_rows(e, a, pass, forward ? "activations" : "gradients",
+                  forward ? executor_boundary_transit(e, a->unit + 1, micro)
+                          : executor_gradient_transit(e, a->unit, micro),
                   row_bytes);
     }
 }

@@ -1,8 +1,8 @@
 // executor.h: runs a schedule. Here, and only here, actions become work: the model computes
 // (compute.h), the store holds states (zero.h), messages move them (comm.h).
 //
-// Messages   are posted where the schedule says so. A received message is waited for by the first
-//            unit that reads it, a sent one by the action that next writes its buffer.
+// Messages   are posted where the schedule says so. An action waits for those that must precede it,
+//            by what both touch (schedule/touches.h).
 // Losses     The loss of a micro-batch is summed for each sample, in fp64. Samples are added in the
 //            order of their numbers, so the loss of a step is the same for every layout.
 #ifndef EXECUTOR_H
@@ -59,7 +59,9 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
         return;
     }
     signal_text_add(t, action_name(a->kind));
-    if (a->unit >= 0) { signal_text_print(t, " of unit %d, micro-batch %d", a->unit, a->micro); }
+    if (a->unit >= 0) {
+        signal_text_print(t, " of unit %d, micro-batch %" PRId64, a->unit, a->micro);
+    }
     if (a->storage >= 0) { signal_text_print(t, " of storage %d", a->storage); }
     signal_text_print(t, ", step %" PRId64, e->step + 1);
 }
@@ -98,10 +100,6 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
         const bool posted = e->store->plan.steps_overlap && action_of_rows(a->kind);
         if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
-}
-// Waits for all messages of rows.
-static inline void executor_wait_messages(Executor *e) {
-    for (int64_t i = 0; i < e->transit_count; i++) { transit_wait(e, &e->transits[i]); }
 }
 
 // Runs an action that releases, reduces, updates or moves a storage's states. Returns false if the
@@ -146,7 +144,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
     case ACT_FETCH_STASH:
     case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
     case ACT_NORM:
-        executor_wait_messages(e);
+        executor_await_all(e);
         store_finish_sums(e->store);
         *norm = store_norm(e->store, of_step);
         executor_take_losses(e, schedule, pass);
@@ -194,7 +192,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         if (a->kind == ACT_NORM) { return; }
     }
     if (!pass->training) {
-        executor_wait_messages(e);
+        executor_await_all(e);
         ops_wait(e->stream);
         executor_take_losses(e, schedule, pass);
     }

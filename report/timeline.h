@@ -93,14 +93,14 @@ static inline void schedule_timeline(FILE *to, const Program *p, ActionTime *con
 static inline void trace_action(FILE *to, int rank, const Action *a, ActionTime time) {
     bool computes = action_computes(a->kind) || a->kind == ACT_UPDATE || a->kind == ACT_NORM;
     fprintf(to, ",\n{\"name\":\"%s", action_name(a->kind));
-    if (a->unit >= 0) { fprintf(to, " %d.%d", a->unit, a->micro); }
+    if (a->unit >= 0) { fprintf(to, " %d.%" PRId64, a->unit, a->micro); }
     fprintf(
         to,
         "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{",
         computes ? "compute" : "messages", rank, !computes, 1e6 * time.begin_s,
         1e6 * (time.end_s - time.begin_s));
     fprintf(to,
-            "\"unit\":%d,\"storage\":%d,\"micro_batch\":%d,\"first_row\":%" PRId64
+            "\"unit\":%d,\"storage\":%d,\"micro_batch\":%" PRId64 ",\"first_row\":%" PRId64
             ",\"rows\":%" PRId64 ",\"peer\":%d}}",
             a->unit, a->storage, a->micro, a->first_row, a->rows, a->peer);
 }

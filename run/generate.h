@@ -65,13 +65,12 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) {
-        CommRequest r =
-            comm_receive_begin(e->comm, label, stage[-1].ranks[0], e->input[0].p, bytes);
+        CommRequest r = comm_receive_begin(e->comm, label, stage[-1].ranks[0], e->input[0], bytes);
         comm_wait(e->comm, &r);
     }
     executor_stage_forward(e, first, n, logits);
     if (leads && mine < last) {
-        CommRequest r = comm_send_begin(e->comm, label, stage[1].ranks[0], e->output[0].p, bytes);
+        CommRequest r = comm_send_begin(e->comm, label, stage[1].ranks[0], e->output[0], bytes);
         comm_wait(e->comm, &r);
     }
     if (last) {

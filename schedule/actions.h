@@ -128,13 +128,14 @@ static inline bool action_of_stash(ActionKind kind) { return action_is(kind, OF_
 
 typedef struct {
     ActionKind kind;
-    int unit, storage, micro, peer; // -1: does not apply
+    int unit, storage, peer; // -1: does not apply
+    int64_t micro;           // likewise
     int64_t first_row, rows;
     int64_t step, version;
     bool secondary;
     int use;
 } Action;
-static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
+static inline Action action_make(ActionKind kind, int unit, int storage, int64_t micro) {
     Action a = {};
     a.kind = kind;
     a.unit = unit;

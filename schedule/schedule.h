@@ -365,8 +365,8 @@ static inline void schedule_print(FILE *to, const Program *p) {
             const Action *a = &p->rank[r].actions[i];
             fprintf(to, "  %5d %-16s", i, action_name(a->kind));
             if (a->unit >= 0) {
-                fprintf(to, " unit %-3d micro-batch %-3d samples %" PRId64 "..%" PRId64, a->unit,
-                        a->micro, a->first_row, a->first_row + a->rows - 1);
+                fprintf(to, " unit %-3d micro-batch %-3" PRId64 " samples %" PRId64 "..%" PRId64,
+                        a->unit, a->micro, a->first_row, a->first_row + a->rows - 1);
             }
             if (a->storage >= 0) {
                 fprintf(to, " storage %-3d version %" PRId64, a->storage, a->version);

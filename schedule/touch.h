@@ -230,7 +230,7 @@ static inline int64_t touch_live(const TouchPlan *p, int rank, int unit) {
                      : p->program->limits[rank].in_flight;
 }
 // Inputs of a unit: of the first one of a stage they are received, after the last one sent.
-static inline int64_t touch_input_place(const TouchPlan *p, int rank, int unit, int micro) {
+static inline int64_t touch_input_place(const TouchPlan *p, int rank, int unit, int64_t micro) {
     if (!touch_computes(p, rank, unit)) { return micro % SEND_BUFFERS; }
     const bool received = !touch_computes(p, rank, unit - 1);
     return touch_place(micro,
@@ -254,13 +254,13 @@ static inline Touch *touch_input_gradient(TouchPlan *p, TouchUse use, int rank, 
                       touch_name(RES_OUTPUT_GRADIENT, unit, x->micro), x);
 }
 // Norms and factors of a micro-batch: those that cross stages, those inside a stage.
-static inline int64_t touch_crossing_place(const TouchPlan *p, int rank, int micro) {
+static inline int64_t touch_crossing_place(const TouchPlan *p, int rank, int64_t micro) {
     return touch_place(micro, p->program->limits[rank].clips);
 }
-static inline int64_t touch_clip_place(const TouchPlan *p, int rank, int micro) {
+static inline int64_t touch_clip_place(const TouchPlan *p, int rank, int64_t micro) {
     return max_i64(0, touch_crossing_place(p, rank, micro));
 }
-static inline uint64_t touch_input_name(int unit, int micro) {
+static inline uint64_t touch_input_name(int unit, int64_t micro) {
     return touch_name(RES_INPUT, unit, micro);
 }
 static inline uint64_t touch_contribution(int unit, int storage) {

@@ -173,22 +173,6 @@ static inline void touch_tied(TouchPlan *p, int rank, const Action *x) {
     touch_rows(p, TOUCH_READ, RES_FAR_FACTORS, x->unit, place,
                touch_name(RES_FACTORS, x->unit, x->micro), x);
 }
-static inline void touch_compute(TouchPlan *p, int rank, const Action *x) {
-    touch_stash(p, rank, x);
-    if (action_reads_parameters(x->kind)) { touch_parameters(p, rank, x); }
-    switch (x->kind) {
-    case ACT_FORWARD: touch_forward(p, rank, x); break;
-    case ACT_BACKWARD_INPUT: touch_backward_input(p, rank, x); break;
-    case ACT_BACKWARD_WEIGHT: touch_backward_weight(p, rank, x); break;
-    case ACT_RECOMPUTE:
-        touch_saved(p, rank, x);
-        touch_rows(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
-        break;
-    case ACT_CLIP: touch_clip(p, rank, x); break;
-    default: touch_tied(p, rank, x);
-    }
-    touch_contributions(p, rank, x);
-}
 // Messages of rows. What is sent must be here; what comes adds up from several messages.
 static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
     const Program *of = p->program;
@@ -210,6 +194,9 @@ static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
         touch_part(p, all ? RES_NORMS : RES_CROSSING, 0, place,
                    touch_name(all ? RES_NORMS : RES_CROSSING, 0, x->micro), x);
         if (all) { p->touch[p->count - 1].scale = touch_norms(p, rank, x->unit); }
+        if (all && program_ties(of) && x->unit == of->map.units - 1) {
+            touch_part(p, RES_CROSSING, 0, place, touch_name(RES_CROSSING, 0, x->micro), x);
+        }
         break;
     case ACT_RECV_NORM:
         touch_rows(p, TOUCH_ADD, RES_FAR_NORMS, x->unit, place,
@@ -221,6 +208,24 @@ static inline void touch_message(TouchPlan *p, int rank, const Action *x) {
     default:
         touch_rows(p, TOUCH_ADD, RES_FAR_FACTORS, x->unit, place,
                    touch_name(RES_FACTORS, x->unit, x->micro), x);
+    }
+}
+// What an action that computes with, sends, receives or moves rows does with them. The numbers of
+// micro-batches may count through all steps.
+static inline void touch_passes(TouchPlan *p, int rank, const Action *x) {
+    if (action_is(x->kind, COMPUTES | OF_STASH)) { touch_stash(p, rank, x); }
+    switch (x->kind) {
+    case ACT_FORWARD: touch_forward(p, rank, x); break;
+    case ACT_BACKWARD_INPUT: touch_backward_input(p, rank, x); break;
+    case ACT_BACKWARD_WEIGHT: touch_backward_weight(p, rank, x); break;
+    case ACT_RECOMPUTE:
+        touch_saved(p, rank, x);
+        touch_rows(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
+        break;
+    case ACT_CLIP: touch_clip(p, rank, x); break;
+    case ACT_TIED: touch_tied(p, rank, x); break;
+    default:
+        if (action_of_rows(x->kind)) { touch_message(p, rank, x); }
     }
 }
 

@@ -12,26 +12,15 @@
 // Lists what an action of a rank does: touch[0 .. count - 1] of p, in this order. Actions without
 // rows do nothing. The action's fields must be in range.
 static inline void action_touches(TouchPlan *p, int rank, const Action *x) {
-    const bool of_rows = action_is(x->kind, COMPUTES | OF_ROWS | OF_STASH);
     p->count = 0;
-    if (of_rows && !x->rows) { return; }
+    if (action_is(x->kind, COMPUTES | OF_ROWS | OF_STASH)) {
+        if (!x->rows) { return; }
+        if (action_reads_parameters(x->kind)) { touch_parameters(p, rank, x); }
+        touch_passes(p, rank, x);
+        if (action_computes(x->kind)) { touch_contributions(p, rank, x); }
+        return;
+    }
     switch (x->kind) {
-    case ACT_FORWARD:
-    case ACT_BACKWARD_INPUT:
-    case ACT_BACKWARD_WEIGHT:
-    case ACT_RECOMPUTE:
-    case ACT_CLIP:
-    case ACT_TIED: touch_compute(p, rank, x); break;
-    case ACT_FETCH_STASH:
-    case ACT_EVICT_STASH: touch_stash(p, rank, x); break;
-    case ACT_SEND_FORWARD:
-    case ACT_RECV_FORWARD:
-    case ACT_SEND_BACKWARD:
-    case ACT_RECV_BACKWARD:
-    case ACT_SEND_NORM:
-    case ACT_RECV_NORM:
-    case ACT_SEND_FACTOR:
-    case ACT_RECV_FACTOR: touch_message(p, rank, x); break;
     case ACT_SEND_SUM:
     case ACT_RECV_SUM:
     case ACT_SEND_PART:

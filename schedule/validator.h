@@ -67,9 +67,9 @@ validator_refuse(Validator *c, int rank, const Action *a, const char *format, ..
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    snprintf(c->error, c->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank,
-             a ? action_name(a->kind) : "at the end:", a ? a->unit : -1, a ? a->storage : -1,
-             a ? a->micro : -1, what);
+    snprintf(c->error, c->error_bytes, "rank %d: %s unit %d storage %d micro-batch %" PRId64 ": %s",
+             rank, a ? action_name(a->kind) : "at the end:", a ? a->unit : -1, a ? a->storage : -1,
+             a ? a->micro : (int64_t)-1, what);
 }
 
 static inline ResourceState *validator_cell(Validator *c, int rank, const Touch *t) {

@@ -191,7 +191,7 @@ static inline bool mutate(Program *p, bool cyclic, MutationDraw *d, char *text, 
     const Action before = *a;
     snprintf(text, bytes,
              "%s rank %d action %d %s unit %d storage %d micro-batch %d step %d rows %d",
-             mutation_names[what], r, i, action_name(a->kind), a->unit, a->storage, a->micro,
+             mutation_names[what], r, i, action_name(a->kind), a->unit, a->storage, (int)a->micro,
              (int)a->step, (int)a->rows);
     if (what == MUTATE_REMOVE) {
         mutation_remove(s, i);
@@ -200,7 +200,7 @@ static inline bool mutate(Program *p, bool cyclic, MutationDraw *d, char *text, 
     if (what == MUTATE_SWAP) {
         const size_t at = strlen(text);
         snprintf(text + at, bytes - at, " with %s unit %d storage %d micro-batch %d",
-                 action_name(a[1].kind), a[1].unit, a[1].storage, a[1].micro);
+                 action_name(a[1].kind), a[1].unit, a[1].storage, (int)a[1].micro);
         *a = a[1];
         a[1] = before;
         return true;

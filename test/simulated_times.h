@@ -62,8 +62,8 @@ static inline void assert_times_of_rank(const char *name, TouchPlan *p, int rank
                 begin < (reads ? r->changed : fmax(r->changed, r->read)) - 1e-9) {
                 fail_msg("%s, rank %d: %s of unit %d, storage %d, micro-batch %d begins at %g, %s "
                          "at %g: %s",
-                         name, rank, action_name(a->kind), a->unit, a->storage, a->micro, begin,
-                         r->by ? action_name(r->by->kind) : "", fmax(r->changed, r->read),
+                         name, rank, action_name(a->kind), a->unit, a->storage, (int)a->micro,
+                         begin, r->by ? action_name(r->by->kind) : "", fmax(r->changed, r->read),
                          resource_text(t->of));
             }
             if (reads) {

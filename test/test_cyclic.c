@@ -347,7 +347,7 @@ static void test_turns(void **state) {
                 if (turn_slot(&plan, a) < 0) { continue; }
                 n += (size_t)snprintf(found + n, sizeof found - n, "%s%c%d.%d", n ? " " : "",
                                       a->kind == ACT_FORWARD ? 'F' : 'B', (int)a->step,
-                                      a->micro % t->N + 1);
+                                      (int)(a->micro % t->N) + 1);
             }
             assert_string_equal(found, t->ranks[r]);
         }

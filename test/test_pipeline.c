@@ -135,6 +135,27 @@ static void test_texts(void **state) {
     }
     assert_int_equal(wrong, 0);
 }
+// The units of a rank that has every second stage: which they are, which it receives and sends.
+static void test_units_of_a_rank(void **state) {
+    (void)state;
+    Placement p = pipeline_placement("3:1,2:1,1:1,4:1", 10, 4);
+    p.stage[2].ranks[0] = 0;
+    p.stage[3].ranks[0] = 1;
+    const RankUnits even = placement_units_of_rank(&p, 0), odd = placement_units_of_rank(&p, 1);
+    const char *const drawn[2] = {"1110010000", "0001101111"};
+    assert_int_equal(units_count(&even), 4);
+    assert_int_equal(units_count(&odd), 6);
+    assert_int_equal(units_first(&even), 0);
+    assert_int_equal(units_first(&odd), 3);
+    for (int u = 0; u < 10; u++) {
+        const bool here = drawn[0][u] == '1', below = u && drawn[0][u - 1] == '1';
+        assert_int_equal(units_have(&even, u), here);
+        assert_int_equal(units_have(&odd, u), drawn[1][u] == '1');
+        assert_int_equal(units_receiver(&even, u), u && here && !below ? 1 : -1);
+        assert_int_equal(units_sender(&even, u), u == 3 ? 0 : u == 6 ? 1 : -1);
+    }
+    placement_free(&p);
+}
 // Texts by chance: none crashes; what is accepted is a placement, and the same when it is written
 // back.
 static void test_texts_by_chance(void **state) {
@@ -840,6 +861,7 @@ static void test_trace(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_units_of_a_rank),
         cmocka_unit_test(test_texts_by_chance),
         cmocka_unit_test(test_a_wrong_text_ends_the_program),
         cmocka_unit_test(test_all_plans),

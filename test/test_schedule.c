@@ -1498,7 +1498,7 @@ static void check_printed(const char *line, int index, const Action *a) {
         fail_msg("no \"%s\" in: %s", expected, line);
     }
     snprintf(expected, sizeof expected, " unit %-3d micro-batch %-3d samples %d..%d", a->unit,
-             a->micro, (int)a->first_row, (int)(a->first_row + a->rows - 1));
+             (int)a->micro, (int)a->first_row, (int)(a->first_row + a->rows - 1));
     if (!strstr(line, expected) != (a->unit < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
     snprintf(expected, sizeof expected, " storage %-3d version %d", a->storage, (int)a->version);
     if (!strstr(line, expected) != (a->storage < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
