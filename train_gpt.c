@@ -237,8 +237,8 @@ static void open_executor(Run *r) {
                                                        : ceil_div(p->most_samples, r->comm->ranks));
     executor_allocate(&r->executor, &p->program.map, &r->store, r->comm, r->stream, p->most_samples,
                       mine, micro_batches);
-    executor_follow(&r->executor, &longest, p->cyclic.rule ? &p->cyclic : NULL);
-    executor_follow(&r->executor, &p->evaluation, NULL);
+    executor_follow(&r->executor, &longest, &p->program.map, p->cyclic.rule ? &p->cyclic : NULL);
+    executor_follow(&r->executor, &p->evaluation, &p->evaluation.map, NULL);
     if (p->cyclic.rule) {
         overlap_open(&r->executor, &longest, &p->cyclic, o->grad_clip,
                      o->cyclic_clip ? o->grad_clip / sqrt((double)p->model.storages) : 0);

@@ -529,14 +529,18 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->part = new_array(int64_t, comm->ranks + 1, "losses");
     e->first_rows = new_array(int64_t, micro_batches, "executor");
 }
-// Lists from now on what the actions of passes touch, of which `of` is one; cyclic: of steps that
-// overlap, else NULL. The executor must not be moved any more.
-static inline void executor_follow(Executor *e, const Program *of, const CyclicPlan *cyclic) {
+// Lists from now on what the actions of passes touch, of which `of` is the longest one, of a plan
+// whose units and storages `map` has; cyclic: of steps that overlap, else NULL. The executor must
+// not be moved any more, nor the map.
+static inline void executor_follow(Executor *e, const Program *of, const UnitMap *map,
+                                   const CyclicPlan *cyclic) {
     Program *mine = &e->followed[!of->forward_only];
     *mine = *of;
+    mine->map = *map;
     mine->limits = new_array(Limits, of->ranks, "executor");
     mine->limits[e->comm->rank] = e->shape.limits;
     e->touches[!of->forward_only] = touch_plan(mine, cyclic, cyclic ? e->model : NULL);
+    mine->rank = NULL; // the actions may go now
 }
 
 // -------------------------------------------------------------------------------------------------
