@@ -24,6 +24,7 @@
 
 #include "base/base.h"
 #include "comm/comm.h"
+#include "comm/group.h"
 #include "comm/records.h"
 #include "model/gpt.h"
 #include "schedule/actions.h"

@@ -188,6 +188,7 @@ static inline UnitMap unit_map(const StatePlan *s, bool clips) {
     UnitMap map = {
         .units = units,
         .storages = m->storages,
+        .parts = unit_parts(gpt_unit_spec(m, UNIT_BLOCK)),
         .of_unit = (int(*)[2])new_array(int, 2 * units, "unit map"),
         .of_unit_count = new_array(int, units, "unit map"),
         // the head's part of the gradient of wte

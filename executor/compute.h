@@ -18,7 +18,9 @@
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
 #include "state/gather.h"
+#include "state/layout.h"
 #include "state/p2p.h"
+#include "state/planned.h"
 #include "state/policy.h"
 #include "state/sums.h"
 
@@ -30,7 +32,7 @@
 // are compared as bytes, so a Work must be cleared before it is filled.
 typedef struct {
     ActionKind kind;
-    int unit;
+    int unit, part;
     int64_t rows, T, N; // N = rows * T
     UnitStates states;
     void *x, *y;   // input and output; NULL: the unit has none
@@ -213,6 +215,7 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     c.targets = w->acts->targets;
     c.rows = w->rows;
     c.T = w->T;
+    c.part = w->part;
     c.first = w->first;
     c.cache = w->cache;
     return c;
@@ -374,9 +377,34 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const CommRequest none = {.number = 0};
     transfer_open(e, a, pass->training, none, link);
 }
+// Returns the message before a part of a unit, which the ranks with its storage exchange.
+static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
+    const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
+    const int64_t width = gpt_dim(s->model, spec->values[unit_message(spec, a->part)->in[0]].width);
+    const ProcessGroup *owners = s->rows[a->storage].owners;
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &owners->all, owners->each,
+                           a->rows * T * width * dtype_size(s->dtype) / owners->all.n};
+    return m;
+}
+static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) {
+    const int64_t T = pass->data->options.T;
+    const Work w = executor_work(e, a->unit, executor_micro(e, a), a->rows, T);
+    const UnitCall c = executor_call(e, &w);
+    const OpNode *n = unit_message(c.unit, a->part);
+    const bool back = a->kind == ACT_EXCHANGE_BACK;
+    const ZeroMessage m = exchange_message(&e->store->plan, a, T);
+    const CommLabel label = {"rows of a unit", a->unit, e->step};
+    CommRequest r = comm_all_to_all_begin(
+        e->comm, label, m.group, back ? gradient_buffer(&c, n->out[0]) : c.buffers.value[n->in[0]],
+        m.bounds, back ? gradient_buffer(&c, n->in[0]) : c.buffers.value[n->out[0]], m.bounds,
+        m.element_bytes);
+    comm_wait(e->comm, &r);
+}
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;
-    const int64_t rows = executor_rows(a, pass);
+    // ranks exchange all rows, those beyond the pass's samples included
+    const bool cut = e->map->parts > 1 && gpt_unit_class(e->model, a->unit) == UNIT_BLOCK;
+    const int64_t rows = cut ? a->rows : executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a, pass->training);
     // time spent waiting for other stages does not count
@@ -400,6 +428,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
         executor_load_weights(e, &w, pass, a->first_row);
     }
     w.kind = a->kind;
+    w.part = a->part;
     bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
     if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
         run_work(e, &w, pass);

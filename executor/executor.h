@@ -141,6 +141,8 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
         e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version),
                                                executor_slot_of(e, a, pass, of_step));
         break;
+    case ACT_EXCHANGE:
+    case ACT_EXCHANGE_BACK: run_exchange(e, a, pass + a->step); break;
     case ACT_FETCH_STASH:
     case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
     case ACT_NORM:

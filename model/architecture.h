@@ -79,7 +79,7 @@ typedef struct {
 
 // A boundary is VALUE_X or VALUE_Y: its memory belongs to the micro-batch, not to the unit.
 typedef enum { VALUE_REALS, VALUE_FLOATS, VALUE_BOUNDARY } ValueType;
-enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 16 };
+enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 20 };
 typedef struct {
     const char *name;
     ValueType type; // of its elements: compute precision, or fp32
@@ -89,7 +89,7 @@ typedef struct {
 
 // Buffers of gradients, in compute precision. The input part of a backward pass fills them, and the
 // weight part reads them, possibly much later.
-enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 12 };
+enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 16 };
 typedef struct {
     const char *name;
     Dim width;
@@ -133,6 +133,9 @@ typedef struct {
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
     OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
+    /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */ \
+    /* cuts the unit into parts; out does not overlap in, nor do their gradients */               \
+    OP(EXCHANGE,       EXCHANGE,    1, 1, 0, 0)                                                    \
     /* out = -log p(target) of the logits in params[0]^T */                                        \
     OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)
 // clang-format on
@@ -170,6 +173,19 @@ typedef struct {
     float qk_scale; // of q and k after their norm
 } Architecture;
 
+// The parts of a unit: a message is between two of them, and counts to the second one. Returns the
+// part of operation i; how many parts there are; the message before a part, which is not the first.
+static inline int unit_part(const UnitSpec *u, int i) {
+    int part = 0;
+    for (; i >= 0; i--) { part += u->ops[i].kind == OP_EXCHANGE; }
+    return part;
+}
+static inline int unit_parts(const UnitSpec *u) { return unit_part(u, u->op_count - 1) + 1; }
+static inline const OpNode *unit_message(const UnitSpec *u, int part) {
+    int i = 0;
+    while (unit_part(u, i) < part) { i++; }
+    return &u->ops[i];
+}
 // Returns the operation of a unit that is of this kind.
 static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     const OpNode *n = u->ops;

@@ -8,6 +8,10 @@
 #include "model/llama.h"
 #include "model/nano.h"
 
+#ifndef ARCHITECTURES_OF_TESTS // rows of tests
+#define ARCHITECTURES_OF_TESTS
+#endif
+
 // GPT-2 must come first: checkpoints that name no architecture are GPT-2's. The defaults of an
 // architecture are those of its first row.
 #define LLAMA_DEFAULTS                                                                             \
@@ -79,7 +83,7 @@ static const Architecture architectures[] = {
         .softcap = 15,
         .qk_scale = 1.2f,
     },
-};
+    ARCHITECTURES_OF_TESTS};
 enum { ARCHITECTURES = LENGTH_OF(architectures) };
 
 // Returns the class of the storage with the classifier's table.

@@ -126,6 +126,7 @@ typedef struct {
     UnitBuffers buffers; // with those of the boundaries
     const int32_t *tokens, *targets;
     int64_t rows, T;
+    int part;       // forward, backward input: of the unit
     bool recompute; // forward: only what the backward pass reads
     // generated text: position of the first token, and where a block's keys and values are kept
     int64_t first;
@@ -467,12 +468,16 @@ typedef struct {
 #define OPS_RELU2      {.part = {relu2_forward, relu2_backward_input}}
 // its terms get its gradient without an input part: op_backward_input()
 #define OPS_ADD        {.part = {add_forward}}
+#define OPS_EXCHANGE   {.part = {NULL}} // the executor sends what it says
 // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
 #define OPS_CLASSIFIER {.part = {NULL, classifier_backward_input}, .flops = classifier_flops}
 // clang-format on
 #define OP_ROW(KIND, FUNCTIONS, ...) OPS_##FUNCTIONS,
 static const OpKind op_kinds[OP_KINDS] = {OP_TABLE(OP_ROW)};
 #undef OP_ROW
+#define OP_INPUTS(KIND, FUNCTIONS, in, ...) in,
+static const int op_inputs[OP_KINDS] = {OP_TABLE(OP_INPUTS)};
+#undef OP_INPUTS
 
 // -------------------------------------------------------------------------------------------------
 // Passes over a unit
@@ -522,19 +527,39 @@ static inline void op_backward_input(const UnitCall *c, const OpNode *n, Real **
     }
 }
 
+// The same, while one part of a unit with messages goes back. What later parts have read has its
+// gradient in its own buffer; so has at the end what this part has read.
+static inline void op_backward_of_part(const UnitCall *c, const OpNode *n, int of, Real **at) {
+    for (int i = 0; i < op_inputs[n->kind] && of > c->part; i++) {
+        at[n->in[i]] = gradient_buffer(c, n->in[i]);
+    }
+    if (of > c->part) { return; }
+    if (of == c->part && n->kind != OP_EXCHANGE) {
+        op_backward_input(c, n, at);
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (n->out[i] != VALUE_X) { move_to_own_buffer(c, at, n->out[i]); }
+    }
+    if (at[VALUE_X]) { move_to_own_buffer(c, at, VALUE_X); }
+}
+
 // Runs one part of all operations: the forward part from the first to the last, the others from the
-// last to the first. Recomputation leaves out operations that only make the unit's output. At the
-// end each gradient that the weight part or the unit below reads is in its value's own buffer: that
-// of x, too, since the first operation can read no other value.
+// last to the first. Of a unit with messages, forward and input parts are of the operations of one
+// part of the unit. Recomputation leaves out operations that only make the unit's output. At the end
+// each gradient that the weight part, a part of the unit before this one, or the unit below reads is
+// in its value's own buffer: that of x, too, since the first operation can read no other value.
 static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
     Real *at[MOST_VALUES] = {NULL};
     at[VALUE_Y] = gradient_buffer(c, VALUE_Y);
     for (int i = 0; i < count; i++) {
-        const OpNode *n = &c->unit->ops[part == PART_FORWARD ? i : count - 1 - i];
-        const bool skipped = c->recompute && n->out[0] == VALUE_Y;
+        const int k = part == PART_FORWARD ? i : count - 1 - i, of = unit_part(c->unit, k);
+        const OpNode *n = &c->unit->ops[k];
+        const bool skipped =
+            (part == PART_FORWARD && of != c->part) || (c->recompute && n->out[0] == VALUE_Y);
         if (part == PART_BACKWARD_INPUT) {
-            op_backward_input(c, n, at);
+            op_backward_of_part(c, n, of, at);
         } else if (op_kinds[n->kind].part[part] && !skipped) {
             const OpCall o = op_call(c, n);
             op_kinds[n->kind].part[part](&o);

@@ -27,7 +27,12 @@
 #include "state/policy.h"
 
 // Writes the collectives of an action to m. Returns how many.
-static inline int action_messages(const StatePlan *store, const Action *a, ZeroMessage m[2]) {
+static inline int action_messages(const StatePlan *store, const Action *a, int64_t T,
+                                  ZeroMessage m[2]) {
+    if (action_is(a->kind, OF_PART)) {
+        m[0] = exchange_message(store, a, T);
+        return 1;
+    }
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
     if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
         const bool back = a->kind == ACT_ORTHOGONALISE;
@@ -75,11 +80,16 @@ static inline ActionCost link_cost(const Costs *c, double bytes) {
     ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
+// Returns of how many alike the pass of an action is one: of each part of a unit.
+static inline int parts_of_pass(const Costs *c, const Action *a) {
+    const bool cut = a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT;
+    return cut ? unit_parts(gpt_unit_spec(c->model, gpt_unit_class(c->model, a->unit))) : 1;
+}
 // Returns the cost of the messages of an action on each kind of link.
 static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store, const Action *a) {
     ZeroMessage m[2];
     ActionCost cost = {0, 0};
-    for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
+    for (int k = action_messages(store, a, c->shape->T, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
         comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
@@ -258,7 +268,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     ActionCost cost = {0, 0};
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
-        cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a);
+        cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a) / parts_of_pass(c, a);
         return cost;
     }
     switch (a->kind) {
@@ -277,6 +287,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) =
             update_seconds(c, store, a->storage);
         break;
+    case ACT_EXCHANGE:
+    case ACT_EXCHANGE_BACK: return collectives_cost(c, store, a);
     case ACT_DIRECT:
     case ACT_ORTHOGONALISE: return matrices_cost(c, store, a);
     case ACT_FETCH:

@@ -40,11 +40,13 @@ typedef struct {
 } RunPlans;
 
 // Returns what --offload allows. Activations stay on the device if samples are clipped (which may
-// overwrite them), or if weight parts wait. With recomputation a block's input is offloaded instead
-// of the activations inside.
+// overwrite them), or if weight parts or parts of a block wait. With recomputation a block's input
+// is offloaded instead of the activations inside.
 static inline OffloadScope offload_scope(const Plan *p) {
     const Options *o = &p->config->options;
-    const bool waits = p->pipeline.placement.stages > 1 && p->pipeline.kind == PIPELINE_ZERO_BUBBLE;
+    const bool waits =
+        (p->pipeline.placement.stages > 1 && p->pipeline.kind == PIPELINE_ZERO_BUBBLE) ||
+        p->program.map.parts > 1;
     const bool automatic = o->offload == OFFLOAD_AUTO, stay = p->shape.clip.on || waits;
     const OffloadScope scope = {
         .store = &p->store,

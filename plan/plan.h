@@ -137,6 +137,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     if (training && p->shape.clip.flat && !pipeline) { schedule_lower_clip(&program); }
     zero_lower(&program, training);
     if (training) { schedule_lower_stash(&program); }
+    schedule_lower_parts(&program);
     return program;
 }
 // Returns this rank's schedule of a training step.
@@ -195,7 +196,8 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
                 executor_message_bytes(&p->shape, &p->model, a);
         }
         if (store->steps_overlap) { continue; } // no collectives
-        for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
+        for (int k = a->storage >= 0 ? action_messages(store, a, p->shape.T, m) - 1 : -1; k >= 0;
+             k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes,
                             traffic[m[k].kind]);
         }

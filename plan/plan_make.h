@@ -19,6 +19,7 @@
 #include "pipeline.h"
 #include "plan/plan.h"
 #include "plan/state_plan.h"
+#include "schedule/actions.h"
 #include "schedule/cyclic_routes.h"
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
@@ -187,10 +188,49 @@ static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
     samples[1] = p->most_samples;
     return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
 }
+// Refuses what is not done for blocks with messages inside, by name.
+static inline void plan_check_parts(const Plan *p, const Program *program) {
+    const Config *c = p->config;
+    const Options *o = &c->options;
+    const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
+    const char *with = o->cyclic                               ? "--cyclic"
+                       : c->privacy.on                         ? "--dp-noise (or --dp-epsilon)"
+                       : p->pipeline.recompute                 ? "--recompute block"
+                       : p->shape.generates                    ? "--prompt or --sample-every"
+                       : program->ranks < p->machine->ranks->n ? "--cluster"
+                                                               : NULL;
+    if (with) {
+        die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks: not with %s",
+            p->model.arch->name, with);
+    }
+    for (int i = 0; i < mine->count; i++) {
+        const Action *a = &mine->actions[i];
+        if (a->kind != ACT_EXCHANGE) { continue; }
+        const Group *all = &p->store.rows[a->storage].owners->all;
+        int64_t equal = 0;
+        for (int r = 0; r < program->ranks; r++) {
+            for (int k = 0; k < program->rank[r].count; k++) {
+                const Action *b = &program->rank[r].actions[k];
+                equal += b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
+                         b->part == a->part && b->rows == a->rows;
+            }
+        }
+        if (equal != all->n || a->rows * p->shape.T % all->n) {
+            die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
+                "arch=%s: the %d ranks of a block must have equally many tokens, which they "
+                "exchange in equal parts",
+                p->model.arch->name, all->n);
+        }
+    }
+}
 // Makes the schedules, and finds how many micro-batches are in flight at once.
 static inline void plan_schedules(Plan *p) {
     p->program = plan_program(p, p->config->samples, true);
     p->evaluation = plan_program(p, p->config->samples, false);
+    if (p->program.map.parts > 1) {
+        plan_check_parts(p, &p->program);
+        plan_check_parts(p, &p->evaluation);
+    }
     p->shape.stash = p->evaluation.map.stash;
     const int me = p->machine->ranks->me % p->program.ranks;
     int64_t samples[2];

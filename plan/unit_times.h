@@ -5,6 +5,7 @@
 #define UNIT_TIMES_H
 
 #include "base/base.h"
+#include "comm/group.h"
 #include "executor/activations.h"
 #include "executor/compute.h"
 #include "model/architecture.h"

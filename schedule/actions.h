@@ -35,7 +35,8 @@ enum {
     // a store operation on the parameters of a storage, or on its sums, which may be deferred
     // (executor/deferred.h)
     ON_PARAMETERS = 1 << 12,
-    ON_SUM = 1 << 13
+    ON_SUM = 1 << 13,
+    OF_PART = 1 << 14 // a message inside a unit, with rows of a micro-batch
 };
 
 // ROW(name, letter in drawings or 0, what it is)
@@ -49,6 +50,9 @@ enum {
     ROW(CLIP, 'B', COMPUTES)                                                                       \
     /* adds the head's part of the gradient of wte (schedule.h: Clips) */                          \
     ROW(TIED, 'W', COMPUTES)                                                                       \
+    /* the message before a part of a unit (architecture.h): of values, of their gradients */      \
+    ROW(EXCHANGE, 0, OF_STORAGE | COLLECTIVE | OF_PART)                                            \
+    ROW(EXCHANGE_BACK, 0, OF_STORAGE | COLLECTIVE | OF_PART)                                       \
     /* messages of a unit and micro-batch: output of a unit, gradient of its input */              \
     ROW(SEND_FORWARD, 0, SENDS | OF_ROWS)                                                          \
     ROW(RECV_FORWARD, 0, RECEIVES | OF_ROWS)                                                       \
@@ -133,7 +137,7 @@ typedef struct {
     int64_t first_row, rows;
     int64_t step, version;
     bool secondary;
-    int use;
+    int use, part; // part: of a unit, of a pass forward or backward, or of the message before it
 } Action;
 static inline Action action_make(ActionKind kind, int unit, int storage, int64_t micro) {
     Action a = {};

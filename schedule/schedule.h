@@ -26,9 +26,9 @@ typedef struct {
 // What a schedule must know about the model and its states: which storages each unit uses, and
 // where their states are. zero.h makes it (unit_map).
 typedef struct {
-    int units, storages;
-    int (*of_unit)[2];  // [units] storages that the unit uses
-    int *of_unit_count; // [units] how many: 1 or 2
+    int units, storages, parts; // parts: of each block
+    int (*of_unit)[2];          // [units] storages that the unit uses
+    int *of_unit_count;         // [units] how many: 1 or 2
     // which action makes the gradient of the classifier's table: the head's input part. Where
     // samples are clipped, it is the head's weight part (dp.h). If the table is wte, too, the
     // embedding's action makes it, and this is ACTION_KINDS; if the embedding is on another stage,
@@ -221,6 +221,30 @@ static inline void schedule_lower_recompute(Program *p) {
                 schedule_add(&out, again);
             }
             schedule_add(&out, a);
+        }
+        schedule_replace(&p->rank[r], out);
+    }
+}
+
+// Lowering of blocks with messages inside: a pass is one of each part, with EXCHANGE between them.
+static inline void schedule_lower_parts(Program *p) {
+    for (int r = 0; r < p->ranks && p->map.parts > 1; r++) {
+        Schedule out = {NULL, 0, 0};
+        for (int i = 0; i < p->rank[r].count; i++) {
+            Action a = p->rank[r].actions[i], message = a;
+            const bool block = a.unit > 0 && a.unit < p->map.units - 1,
+                       forward = a.kind == ACT_FORWARD,
+                       cut = block && (forward || a.kind == ACT_BACKWARD_INPUT);
+            message.kind = forward ? ACT_EXCHANGE : ACT_EXCHANGE_BACK;
+            for (int k = 0; k < (cut ? p->map.parts : 1); k++) {
+                if (k) {
+                    message.storage = p->map.of_unit[a.unit][0];
+                    message.part = forward ? k : p->map.parts - k;
+                    schedule_add(&out, message);
+                }
+                a.part = !cut || forward ? k : p->map.parts - 1 - k;
+                schedule_add(&out, a);
+            }
         }
         schedule_replace(&p->rank[r], out);
     }

@@ -239,6 +239,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         *beside = done = from + cost.message_s;
     }
     simulator_leave(s, rank, a, done);
+    if (action_is(a->kind, OF_PART)) { simulator_wait(me, done); }
     simulator_time(s, rank, a, begin, done);
 }
 // Plays one step. Returns when the last rank ends.

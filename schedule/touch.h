@@ -42,6 +42,7 @@
     ROW(INPUT,           false, "the input of a unit")          /* unit, place */                  \
     ROW(ACTIVATIONS,     true,  "activations")                  /* unit, place */                  \
     ROW(OUTPUT_GRADIENT, false, "the gradient of its output")   /* unit above, place */            \
+    ROW(CROSSES,         true,  "what crosses parts")           /* unit, part and way */           \
     ROW(WORK,            true,  "what the weight part needs")   /* unit, micro-batch */            \
     ROW(WORKS,           true,  "places of weight parts")       /* pool */                         \
     ROW(RECOMPUTED,      false, "recomputed activations")                                          \

@@ -4,6 +4,7 @@
 #define TOUCH_PASSES_H
 
 #include "base/base.h"
+#include "cyclic.h"
 #include "dp.h"
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
@@ -35,18 +36,55 @@ static inline void touch_stash(TouchPlan *p, int rank, const Action *x) {
                    touch_name(RES_STASH, made, x->micro), x);
     }
 }
+static inline void touch_activations(TouchPlan *p, TouchUse use, int rank, int unit,
+                                     const Action *x) {
+    touch_rows(p, use, RES_ACTIVATIONS, unit, touch_place(x->micro, touch_live(p, rank, unit)),
+               touch_name(RES_ACTIVATIONS, unit, x->micro), x);
+}
+static inline void touch_work(TouchPlan *p, TouchUse use, const Action *x) {
+    touch_rows(p, use, RES_WORK, x->unit, x->micro, touch_name(RES_WORK, x->unit, x->micro), x);
+}
+// What crosses from a part of a unit to another, by the message before `part`: made, or received.
+static inline void touch_crosses(TouchPlan *p, TouchUse use, const Action *x, int part, bool back,
+                                 bool received) {
+    touch_rows(p, use, RES_CROSSES, x->unit, 2 * part + back,
+               touch_name(RES_CROSSES, 4 * (int64_t)x->unit + 2 * back + received, x->micro), x);
+}
+static inline void touch_exchange(TouchPlan *p, int rank, const Action *x) {
+    const bool back = x->kind == ACT_EXCHANGE_BACK;
+    if (!x->rows) { return; }
+    if (back) {
+        touch_work(p, TOUCH_READ, x);
+    } else {
+        touch_activations(p, TOUCH_READ, rank, x->unit, x);
+    }
+    touch_crosses(p, TOUCH_FREE, x, x->part, back, false);
+    touch_crosses(p, TOUCH_TAKE, x, x->part, back, true);
+}
+// Is this a pass over the last part of its unit?
+static inline bool touch_is_last(const TouchPlan *p, const Action *x) {
+    const bool block = x->unit > 0 && x->unit < p->program->map.units - 1;
+    return !block || x->part == p->program->map.parts - 1;
+}
 static inline void touch_forward(TouchPlan *p, int rank, const Action *x) {
     const int units = p->program->map.units;
-    const bool trains = !p->program->forward_only;
+    const bool trains = !p->program->forward_only, last = touch_is_last(p, x);
+    if (x->part) { touch_crosses(p, TOUCH_FREE, x, x->part, false, true); }
     if (x->unit) {
         touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
                    touch_input_name(x->unit, x->micro), x);
     }
     // without a backward pass they are not needed any more
-    for (int leaves = 0; leaves < (trains ? 1 : 2); leaves++) {
-        touch_rows(p, leaves ? TOUCH_FREE : TOUCH_TAKE, RES_ACTIVATIONS, x->unit,
-                   touch_place(x->micro, touch_live(p, rank, x->unit)),
-                   touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+    for (int leaves = 0; leaves < (trains || !last ? 1 : 2); leaves++) {
+        touch_activations(p,
+                          leaves    ? TOUCH_FREE
+                          : x->part ? TOUCH_READ
+                                    : TOUCH_TAKE,
+                          rank, x->unit, x);
+    }
+    if (!last) {
+        touch_crosses(p, TOUCH_TAKE, x, x->part + 1, false, false);
+        return;
     }
     if (x->unit + 1 < units) {
         touch_rows(p, TOUCH_WRITE, RES_INPUT, x->unit + 1,
@@ -63,9 +101,7 @@ static inline uint64_t touch_recomputed(const Action *x) {
 // recomputed activations of blocks.
 static inline void touch_saved(TouchPlan *p, int rank, const Action *x) {
     const int head = p->program->map.units - 1;
-    touch_rows(p, TOUCH_READ, RES_ACTIVATIONS, x->unit,
-               touch_place(x->micro, touch_live(p, rank, x->unit)),
-               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+    touch_activations(p, TOUCH_READ, rank, x->unit, x);
     if (x->unit) {
         touch_rows(p, TOUCH_READ, RES_INPUT, x->unit, touch_input_place(p, rank, x->unit, x->micro),
                    touch_input_name(x->unit, x->micro), x);
@@ -90,11 +126,18 @@ static inline void touch_backward_input(TouchPlan *p, int rank, const Action *x)
     const Program *of = p->program;
     const int head = of->map.units - 1;
     const int64_t place = touch_clip_place(p, rank, x->micro);
+    const bool last = touch_is_last(p, x);
     touch_saved(p, rank, x);
-    touch_add(p, TOUCH_TAKE, RES_WORKS, 0, 0, 1)->limit = max_i64(1, of->limits[rank].works);
-    touch_rows(p, TOUCH_TAKE, RES_WORK, x->unit, x->micro, touch_name(RES_WORK, x->unit, x->micro),
-               x);
+    if (!last) { touch_crosses(p, TOUCH_FREE, x, x->part + 1, true, true); }
+    if (last) {
+        touch_add(p, TOUCH_TAKE, RES_WORKS, 0, 0, 1)->limit = max_i64(1, of->limits[rank].works);
+    }
+    touch_work(p, last ? TOUCH_TAKE : TOUCH_READ, x);
     if (of->limits[rank].works < 1) { p->touch[p->count - 1].b = -1; }
+    if (x->part) {
+        touch_crosses(p, TOUCH_TAKE, x, x->part, true, false);
+        return;
+    }
     touch_input_gradient(p, TOUCH_WRITE, rank, x->unit, x);
     if (program_waits(of)) {
         Touch *t =
@@ -111,6 +154,14 @@ static inline void touch_backward_input(TouchPlan *p, int rank, const Action *x)
     touch_add(p, TOUCH_WRITE, RES_LOSS, p->cyclic ? x->micro % (2 * p->spans) : x->micro, 0,
               touch_name(RES_LOSS, x->micro, 0));
 }
+// Where samples are clipped: do the embedding's actions make the norms and the gradient of the
+// classifier's table, too, from the head's activations?
+static inline bool touch_has_table(const TouchPlan *p, int rank) {
+    const UnitMap *map = &p->program->map;
+    const bool keeps_apart = p->cyclic && p->cyclic->mode == CYCLIC_SINGLE; // dp.h: lnf
+    return p->program->clips && map->head_maker == ACTION_KINDS && !keeps_apart &&
+           touch_computes(p, rank, 0) && touch_computes(p, rank, map->units - 1);
+}
 static inline int touch_last_of_stage(const TouchPlan *p, int unit) {
     const UnitMap *map = &p->program->map;
     while (unit + 1 < map->units && map->stage[unit + 1] == map->stage[unit]) { unit++; }
@@ -126,8 +177,7 @@ static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x
     touch_saved(p, rank, x);
     if (x->unit) {
         touch_add(p, TOUCH_FREE, RES_WORKS, 0, 0, 1)->limit = 1;
-        touch_rows(p, TOUCH_FREE, RES_WORK, x->unit, x->micro,
-                   touch_name(RES_WORK, x->unit, x->micro), x);
+        touch_work(p, TOUCH_FREE, x);
     }
     if (x->unit && program_waits(of)) {
         touch_rows(p, TOUCH_READ, RES_NORMS, x->unit, touch_clip_place(p, rank, x->micro),
@@ -142,9 +192,10 @@ static inline void touch_backward_weight(TouchPlan *p, int rank, const Action *x
         touch_add(p, TOUCH_READ, RES_HELD, map->kept_gathered, 0,
                   touch_version_name(map->kept_gathered, 0));
     }
-    touch_rows(p, TOUCH_FREE, RES_ACTIVATIONS, x->unit,
-               touch_place(x->micro, touch_live(p, rank, x->unit)),
-               touch_name(RES_ACTIVATIONS, x->unit, x->micro), x);
+    const int head = map->units - 1;
+    const bool together = touch_has_table(p, rank);
+    touch_activations(p, together && x->unit == head ? TOUCH_READ : TOUCH_FREE, rank, x->unit, x);
+    if (together && x->unit == 0) { touch_activations(p, TOUCH_FREE, rank, head, x); }
 }
 // CLIP: norms of the units of this rank, and of other stages, become factors.
 static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
@@ -156,7 +207,13 @@ static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
             ->scale = norms;
     }
     const bool embeds = x->unit == 0;
-    if (embeds) { touch_input_gradient(p, TOUCH_READ, rank, 1, x); }
+    if (embeds) {
+        touch_input_gradient(p, TOUCH_READ, rank, 1, x);
+        touch_activations(p, TOUCH_READ, rank, 0, x);
+        if (touch_has_table(p, rank)) {
+            touch_activations(p, TOUCH_READ, rank, of->map.units - 1, x);
+        }
+    }
     for (int u = 0; embeds && u < of->map.units; u++) {
         if (!program_sends_norms(of, u)) { continue; }
         touch_rows(p, TOUCH_READ, RES_FAR_NORMS, u, touch_crossing_place(p, rank, x->micro),

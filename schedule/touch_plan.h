@@ -66,8 +66,8 @@ static inline void touch_plan_gradients(TouchPlan *p) {
     for (int r = 0; r < of->ranks; r++) {
         for (int i = 0; i < of->rank[r].count; i++) {
             const Action *a = &of->rank[r].actions[i];
-            if (a->kind != ACT_FORWARD || a->unit < 0 || a->unit >= map->units || a->micro < 0 ||
-                a->micro >= of->micro_batches || a->rows < 0 || a->first_row < 0 ||
+            if (a->kind != ACT_FORWARD || a->part || a->unit < 0 || a->unit >= map->units ||
+                a->micro < 0 || a->micro >= of->micro_batches || a->rows < 0 || a->first_row < 0 ||
                 a->first_row + a->rows > of->samples) {
                 continue;
             }

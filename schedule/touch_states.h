@@ -420,6 +420,9 @@ static inline void touch_move(TouchPlan *p, int rank, const Action *x) {
         touch_add(p, TOUCH_READ, RES_DISK_PIECE, x->storage, x->use,
                   touch_name(RES_DISK_PIECE, x->storage, PIECE_COMES));
     }
+    if (map->cpu_update) { // parameters may be their own masters; a piece of new ones comes back
+        touch_add(p, TOUCH_READ, RES_NEWEST, x->storage, 0, touch_version_name(x->storage, 0));
+    }
     touch_piece(p, RES_PIECE, x, begins ? 0 : PIECE_MADE, begins ? PIECE_COMES : 0);
     touch_add(p, begins ? TOUCH_TAKE : TOUCH_FREE, RES_MOVING, 0, 0, 1)->limit = MOVING_PIECES;
     if (!begins && on_disk) { touch_piece(p, RES_DISK_PIECE, x, PIECE_COMES, PIECE_BACK); }
@@ -450,6 +453,7 @@ static inline void touch_update(TouchPlan *p, int rank, const Action *x) {
     touch_add(p, TOUCH_READ, RES_NORM, 0, 0, touch_norm_name());
     touch_whole_sum(p, TOUCH_READ, rank, s);
     if (pieces) {
+        touch_add(p, TOUCH_READ, RES_NEWEST, s, 0, touch_version_name(s, 0)); // updates a part
         touch_piece(p, RES_PIECE, x, PIECE_COMES, PIECE_MADE);
         if (map->rows[s].disk) {
             touch_add(p, TOUCH_READ, RES_DISK_PIECE, s, x->use,

@@ -29,6 +29,8 @@ static inline void action_touches(TouchPlan *p, int rank, const Action *x) {
     case ACT_RECV_PARAMETERS: touch_pass_parameters(p, rank, x); break;
     case ACT_SEND_STATS:
     case ACT_RECV_STATS: touch_pass_stats(p, x); break;
+    case ACT_EXCHANGE:
+    case ACT_EXCHANGE_BACK: touch_exchange(p, rank, x); break;
     case ACT_PREFETCH: touch_gather(p, x); break;
     case ACT_ACQUIRE:
     case ACT_RELEASE: touch_hold(p, rank, x); break;

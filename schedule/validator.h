@@ -161,7 +161,7 @@ static inline void validator_apply_all(Validator *c, int rank, const Action *a) 
 static inline bool validator_in_range(const Validator *c, int rank, const Action *a) {
     const TouchPlan *p = &c->plan;
     const Program *of = p->program;
-    const bool of_unit = action_is(a->kind, COMPUTES | OF_ROWS | OF_STASH),
+    const bool of_unit = action_is(a->kind, COMPUTES | OF_ROWS | OF_STASH | OF_PART),
                of_storage = action_is(a->kind, OF_STORAGE),
                piece = p->cyclic && (a->kind == ACT_SEND_PART || a->kind == ACT_RECV_PART);
     if (of_storage && (a->storage < 0 || a->storage >= of->map.storages)) { return false; }
@@ -184,6 +184,8 @@ static inline bool validator_in_range(const Validator *c, int rank, const Action
     const bool first =
         of_unit && touch_computes(p, rank, a->unit) && !touch_computes(p, rank, a->unit - 1);
     if (a->kind == ACT_CLIP && a->rows && !first) { return false; }
+    if (of_unit && (a->part < 0 || a->part >= max_i64(1, of->map.parts))) { return false; }
+    if (action_is(a->kind, OF_PART) && of->map.of_unit[a->unit][0] != a->storage) { return false; }
     if (of_micro && (a->micro < 0 || a->micro >= of->micro_batches)) { return false; }
     if (p->cyclic && (a->step < 0 || a->step >= step)) { return false; }
     return !p->cyclic || !of_micro || a->micro / p->spans == a->step;
@@ -208,7 +210,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     validator_apply_all(c, rank, a);
     if (!c->plan.cyclic && action_is(a->kind, COLLECTIVE)) {
         uint64_t *all = &c->collectives[rank * c->plan.program->map.storages + a->storage];
-        *all = mix64(*all ^ touch_name((uint64_t)a->kind, a->micro, a->secondary));
+        const uint64_t kind = touch_name((uint64_t)a->kind, a->unit, a->part);
+        *all = mix64(*all ^ touch_name(kind, a->micro, a->secondary));
     }
 }
 

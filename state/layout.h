@@ -123,6 +123,7 @@ typedef enum {
 } SliceKind;
 typedef struct {
     Group all, partition, node, across;
+    int64_t *each; // [all.n + 1] bounds of one element of each member
     Slices slices[SLICE_KINDS];
     int blocks; // of the storages, those of blocks that may share slots
 } ProcessGroup;
@@ -132,6 +133,8 @@ static inline ProcessGroup process_group_make(const Group *ranks, const int *lis
     ProcessGroup p = {.all = group_part(ranks, list, n)};
     const Group *all = &p.all;
     if (all->me < 0) { return p; }
+    p.each = new_array(int64_t, n + 1, "groups");
+    for (int i = 0; i <= n; i++) { p.each[i] = i; }
     int *members = new_array(int, n, "groups"), k = 0;
     for (int i = all->me / partition * partition; i < n && k < partition; i++) { members[k++] = i; }
     p.partition = group_part(all, members, k);
@@ -164,6 +167,7 @@ static inline void process_group_free(ProcessGroup *p) {
     group_free(&p->partition);
     group_free(&p->node);
     group_free(&p->across);
+    free(p->each);
     for (int k = 0; k < SLICE_KINDS; k++) { slices_free(&p->slices[k]); }
 }
 

@@ -40,6 +40,7 @@ static inline void values_part(Values *v, int rank, const Action *a, int part) {
     TouchPlan *p = &v->plan;
     action_touches(p, rank, a);
     uint64_t made = touch_name((uint64_t)a->kind, a->kind == ACT_CLIP ? 0 : a->unit, a->storage);
+    made += (uint64_t)a->part;
     if (a->rows) { made = touch_name(made, a->first_row, a->rows); }
     for (int i = 0; i < p->count; i++) {
         const Touch *t = &p->touch[i];
@@ -120,6 +121,7 @@ typedef enum {
     MUTATE_USE,
     MUTATE_PEER,
     MUTATE_SECONDARY,
+    MUTATE_PART,
     MUTATE_REMOVE_MESSAGE,
     MUTATE_UNIT_OF_MESSAGE,
     MUTATE_MICRO_OF_MESSAGE,
@@ -127,11 +129,21 @@ typedef enum {
     MUTATE_STORAGE_OF_MESSAGE,
     MUTATIONS
 } Mutation;
-static const char *const mutation_names[] = {
-    "removed",         "swapped",         "unit",         "micro-batch",
-    "version",         "storage",         "use",          "peer",
-    "secondary",       "message removed", "message unit", "message micro-batch",
-    "message version", "message storage"};
+static const char *const mutation_names[] = {"removed",
+                                             "swapped",
+                                             "unit",
+                                             "micro-batch",
+                                             "version",
+                                             "storage",
+                                             "use",
+                                             "peer",
+                                             "secondary",
+                                             "part",
+                                             "message removed",
+                                             "message unit",
+                                             "message micro-batch",
+                                             "message version",
+                                             "message storage"};
 typedef struct {
     uint64_t seed, draws;
 } MutationDraw;
@@ -154,6 +166,7 @@ static inline void mutation_set(Action *a, Mutation what, int by, const Program 
     case MUTATE_STORAGE_OF_MESSAGE: a->storage = (a->storage + by) % p->map.storages; break;
     case MUTATE_USE: a->use += by % 2 ? 1 : -1; break;
     case MUTATE_SECONDARY: a->secondary = !a->secondary; break;
+    case MUTATE_PART: a->part = (a->part + by) % p->map.parts; break;
     default: a->peer = (a->peer + by) % p->ranks;
     }
 }
@@ -175,6 +188,9 @@ static inline bool mutation_fits(const Action *a, Mutation what, const Program *
     case MUTATE_USE: return action_is(a->kind, OF_PIECES) && p->map.rows[a->storage].pieces > 0;
     case MUTATE_PEER: return message && p->ranks > 2;
     case MUTATE_SECONDARY: return a->kind == ACT_PREFETCH;
+    case MUTATE_PART:
+        return p->map.parts > 1 && (a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT ||
+                                    action_is(a->kind, OF_PART));
     default: return true;
     }
 }

@@ -1233,6 +1233,7 @@ static void test_damage_is_refused(void **state) {
 
 typedef enum {
     DRAWN_SEQUENTIAL,
+    DRAWN_PARTS,
     DRAWN_DEVICE_UPDATES,
     DRAWN_HOST_UPDATES,
     DRAWN_DEVICE_READS,
@@ -1247,6 +1248,7 @@ typedef enum {
     DRAWN_EVALUATION,
     DRAWN_GPIPE,
     DRAWN_DAPPLE,
+    DRAWN_DAPPLE_PARTS,
     DRAWN_ZERO_BUBBLE,
     DRAWN_CLIPS_UNITS,
     DRAWN_CLIPS_STAGES,
@@ -1254,6 +1256,7 @@ typedef enum {
     DRAWN_KINDS
 } DrawnKind;
 static const char *const drawn_names[] = {"sequential, ZeRO 0 to 3",
+                                          "blocks in parts",
                                           "offload, device updates",
                                           "offload, host updates",
                                           "disk, device updates",
@@ -1268,6 +1271,7 @@ static const char *const drawn_names[] = {"sequential, ZeRO 0 to 3",
                                           "evaluation",
                                           "gpipe",
                                           "dapple",
+                                          "dapple, blocks in parts",
                                           "zero-bubble",
                                           "pipeline, private, unit",
                                           "pipeline, private, stage",
@@ -1288,6 +1292,11 @@ static ZeroPolicy drawn_policy(DrawnKind kind, int ranks, MutationDraw *d) {
     policy.offload = of[kind];
     policy.matrices = kind == DRAWN_MUON || kind == DRAWN_MUON_OFFLOAD;
     return policy;
+}
+// Blocks of so many parts, with messages between them.
+static void cut_blocks(Program *p, int parts) {
+    p->map.parts = parts;
+    schedule_lower_parts(p);
 }
 static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool trains,
                               MutationDraw *d) {
@@ -1316,12 +1325,14 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
     p.map = test_unit_map(m, &policy, &plan.placement, clips != CLIPS_NOTHING);
     p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
-    const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2);
+    const bool recompute = !clips && built != PIPELINE_ZERO_BUBBLE && mutation_draw(d, 2) &&
+                           kind != DRAWN_DAPPLE_PARTS;
     plan.recompute = recompute;
     schedule_pipeline(&p, &plan, plan.micro_rows * plan.micro_batches - mutation_draw(d, 2),
                       trains);
     if (recompute && trains) { schedule_lower_recompute(&p); }
     zero_lower(&p, trains);
+    if (kind == DRAWN_DAPPLE_PARTS) { cut_blocks(&p, 2 + mutation_draw(d, 2)); }
     placement_free(&plan.placement);
     return p;
 }
@@ -1340,7 +1351,7 @@ static Program drawn_program(DrawnKind kind, uint64_t seed) {
     const bool flat = kind == DRAWN_FLAT_CLIP;
     const Work work = {.samples = 1 + mutation_draw(&d, 9),
                        .rows = 1 + mutation_draw(&d, 3),
-                       .recompute = !flat && mutation_draw(&d, 2),
+                       .recompute = !flat && mutation_draw(&d, 2) && kind != DRAWN_PARTS,
                        .style = flat                      ? CLIPPED_FLAT
                                 : kind == DRAWN_UNIT_CLIP ? CLIPPED_BY_UNIT
                                                           : NOT_CLIPPED};
@@ -1348,8 +1359,12 @@ static Program drawn_program(DrawnKind kind, uint64_t seed) {
         return drawn_pipeline(kind, &m, ranks + 1, kind != DRAWN_EVALUATION, &d);
     }
     const ZeroPolicy policy = drawn_policy(kind, ranks, &d);
-    return kind == DRAWN_EVALUATION ? evaluated(&m, ranks, &policy, work)
-                                    : lowered(&m, ranks, &policy, work);
+    Program p = kind == DRAWN_EVALUATION ? evaluated(&m, ranks, &policy, work)
+                                         : lowered(&m, ranks, &policy, work);
+    if (kind == DRAWN_PARTS || (kind == DRAWN_EVALUATION && seed % 4 == 0)) {
+        cut_blocks(&p, 2 + mutation_draw(&d, 2));
+    }
+    return p;
 }
 static void test_mutations_are_refused_or_harmless(void **state) {
     (void)state;
