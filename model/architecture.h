@@ -133,8 +133,8 @@ typedef struct {
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
     OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
-    /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */ \
-    /* cuts the unit into parts; out does not overlap in, nor do their gradients */               \
+    /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */     \
+    /* cuts the unit into parts; out does not overlap in, nor do their gradients */                \
     OP(EXCHANGE,       EXCHANGE,    1, 1, 0, 0)                                                    \
     /* out = -log p(target) of the logits in params[0]^T */                                        \
     OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)

@@ -159,8 +159,8 @@ static inline void touch_backward_input(TouchPlan *p, int rank, const Action *x)
 static inline bool touch_has_table(const TouchPlan *p, int rank) {
     const UnitMap *map = &p->program->map;
     const bool keeps_apart = p->cyclic && p->cyclic->mode == CYCLIC_SINGLE; // dp.h: lnf
-    return p->program->clips && map->head_maker == ACTION_KINDS && !keeps_apart &&
-           touch_computes(p, rank, 0) && touch_computes(p, rank, map->units - 1);
+    return map->head_maker == ACTION_KINDS && !keeps_apart && touch_computes(p, rank, 0) &&
+           touch_computes(p, rank, map->units - 1);
 }
 static inline int touch_last_of_stage(const TouchPlan *p, int unit) {
     const UnitMap *map = &p->program->map;

@@ -186,8 +186,9 @@ class Layouts(harness.TestCase):
         at_once(check, range(COUNT // 2))
 
     def test_messages_inside_blocks(self):
-        """Blocks of `toy` (test/toy.h) have three parts, between which ranks exchange rows: they compute
-        what one rank computes with nano, while what an action does not touch is not a number."""
+        """Blocks of `toy` (test/toy.h) have three parts, between which ranks exchange rows: they
+        compute what one rank computes with nano, while what an action does not touch is not a
+        number."""
         flags = dict(seq_len=16, batch_tokens=128, steps=3, val_every=1, val_batches=2, threads=1)
         layouts = (
             dict(ranks=1, micro_batch=4),
