@@ -205,6 +205,8 @@ static inline void touch_clip(TouchPlan *p, int rank, const Action *x) {
     if (program_waits(of) && norms) {
         touch_rows(p, TOUCH_READ, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x)
             ->scale = norms;
+    } else if (program_waits(of)) { // it makes those of the embedding, and uses them
+        touch_rows(p, TOUCH_WRITE, RES_NORMS, 0, place, touch_name(RES_NORMS, 0, x->micro), x);
     }
     const bool embeds = x->unit == 0;
     if (embeds) {
