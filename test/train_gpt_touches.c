@@ -192,7 +192,7 @@ static void checked_begin(Executor *e, const Action *a, int64_t step) {
     const Program *p = evaluates ? &r->plan->evaluation : step_program(r, step);
     if (own.program) { touch_plan_free(&own); }
     own = touch_plan(p, NULL, NULL);
-    touches = overlaps ? &e->touches[true] : &own;
+    touches = rows_only ? &e->touches[overlaps] : &own;
     memory_count = place_count = 0;
     for (int s = 0; s < e->model->storages && !rows_only; s++) {
         if (own.uses[me * e->model->storages + s]) { places_of_storage(e, s); }
@@ -217,13 +217,12 @@ static void checked_before(void *executor, const void *action, int index, long l
     if (!checking) { return; }
     for (int i = 0; i < memory_count; i++) { memories[i].touched = false; }
     if (rows_only) {
-        (void)executor_touches(e, a, touches != &own);
+        (void)executor_touches(e, a, touches == &e->touches[true]);
     } else {
         action_touches(touches, e->comm->rank, a);
     }
-    const TouchPlan *listed = rows_only ? &e->touches[touches != &own] : touches;
-    for (int i = 0; i < listed->count; i++) {
-        const Touch *t = &listed->touch[i];
+    for (int i = 0; i < touches->count; i++) {
+        const Touch *t = &touches->touch[i];
         for (int k = 0; k < place_count; k++) {
             const ResourcePlace *p = &places[k];
             if (p->of == t->of && p->a == t->a && p->b == t->b) { p->memory->touched = true; }
