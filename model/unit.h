@@ -546,9 +546,10 @@ static inline void op_backward_of_part(const UnitCall *c, const OpNode *n, int o
 
 // Runs one part of all operations: the forward part from the first to the last, the others from the
 // last to the first. Of a unit with messages, forward and input parts are of the operations of one
-// part of the unit. Recomputation leaves out operations that only make the unit's output. At the end
-// each gradient that the weight part, a part of the unit before this one, or the unit below reads is
-// in its value's own buffer: that of x, too, since the first operation can read no other value.
+// part of the unit. Recomputation leaves out operations that only make the unit's output. At the
+// end each gradient that the weight part, a part of the unit before this one, or the unit below
+// reads is in its value's own buffer: that of x, too, since the first operation can read no other
+// value.
 static inline void unit_pass(const UnitCall *c, OpPart part) {
     const int count = c->unit->op_count;
     Real *at[MOST_VALUES] = {NULL};

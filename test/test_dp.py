@@ -2112,8 +2112,8 @@ class Controls(PrivateCheck):
         (
             "factors of another micro-batch",
             "executor/compute.h",
-            "(char *)e->factors[place].p,",
-            "(char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,",
+            "e->clip[executor_clip_place(e, micro)].crossing;",
+            "e->clip[a->kind == ACT_RECV_FACTOR ? 0 : executor_clip_place(e, micro)].crossing;",
             "stages",
             "of storage 0",
         ),

@@ -988,7 +988,7 @@ FAULTS = [
         "==> grad[i] * o.grad_scale}, m[i]);",
     ),
     ("muon", MUON_H, "out[i] = {fmaf(o.momentum, ahead, grad[i] * o.grad_scale) ==> m[i]};"),
-    ("muon, clip", MUON_H, "fmaf(1.0f - o.momentum, fmaf(grad[i], {o.grad_scale ==> 1.0f}, -m[i])"),
+    ("muon, clip", MUON_H, "float ahead = fmaf(-grad[i], {o.grad_scale ==> 1.0f}, m[i]);"),
     ("muon, decay", UPDATE, "kept = 1.0f - {o.lr * o.weight_decay ==> o.weight_decay},"),
     (
         "muon, decay of others",
