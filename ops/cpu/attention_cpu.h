@@ -5,10 +5,14 @@
 //          computed in bf16 and the compiler knows the CPU's dot products, a word is a pair of
 //          neighbours in the inner dimension, so a product has half as many inner words. Packing
 //          and the conversion of scores differ, the loops do not.
+// Tiles    Pairs are multiplied by the tiles of AMX where the CPU has them (gemm_tiles.h). Then
+//          products are of whole tiles: operands have zeros beyond the rows and columns that exist,
+//          the left one is packed by its rows, and on the diagonal what no query sees is zero.
 #ifndef ATTENTION_CPU_H
 #define ATTENTION_CPU_H
 
 #include "ops/cpu/device_cpu.h" // the team, polling
+#include "ops/cpu/gemm_tiles.h" // tile_turn
 #ifdef __AVX512BF16__
 #include <immintrin.h> // the dot product of pairs
 #endif
@@ -35,6 +39,7 @@ static inline bool words_are_pairs(void) {
     return false;
 #endif
 }
+static inline bool tiles_multiply_pairs(void) { return words_are_pairs() && cpu_tiles; }
 // Returns the words of n inner elements.
 static inline int64_t words_of(int64_t n) { return words_are_pairs() ? (n + 1) / 2 : n; }
 static inline __attribute__((always_inline)) void multiply_word(const bool pairs, Lanes *sum,
@@ -107,10 +112,92 @@ multiply_words(const bool pairs, float *c, int64_t ldc, const Word *a, int64_t a
         }
     }
 }
+// The same by tiles: m is rounded up to 32 and inner to 16 words; rows of a are words that follow
+// each other.
+#ifdef __AVX512BF16__
+TILES static inline void multiply_by_tiles(float *c, int64_t ldc, const Word *a, int64_t a_row,
+                                           const Word *b, int64_t ldb, int64_t m, int64_t n,
+                                           int64_t inner, bool add) {
+    const int64_t c_bytes = ldc * 4, a_bytes = a_row * 4, b_bytes = ldb * 4;
+    for (int64_t i = 0; i < m; i += 32, a += 32 * a_row, c += 32 * ldc) {
+        for (int64_t j = 0; j < n; j += 32) {
+            const bool both = j + 16 < n; // else one column of tiles is left
+            float *c0 = c + j, *c1 = c0 + 16 * ldc;
+            if (add) {
+                _tile_loadd(0, c0, c_bytes);
+                _tile_loadd(2, c1, c_bytes);
+            } else {
+                _tile_zero(0);
+                _tile_zero(2);
+            }
+            if (both && add) {
+                _tile_loadd(1, c0 + 16, c_bytes);
+                _tile_loadd(3, c1 + 16, c_bytes);
+            } else if (both) {
+                _tile_zero(1);
+                _tile_zero(3);
+            }
+            for (int64_t k = 0; k < inner; k += 16) {
+                const Word *bk = b + k * ldb + j;
+                _tile_loadd(6, bk, b_bytes);
+                _tile_loadd(4, a + k, a_bytes);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_loadd(5, a + 16 * a_row + k, a_bytes);
+                _tile_dpbf16ps(2, 5, 6);
+                if (both) {
+                    _tile_loadd(7, bk + 16, b_bytes);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            _tile_stored(0, c0, c_bytes);
+            _tile_stored(2, c1, c_bytes);
+            if (both) {
+                _tile_stored(1, c0 + 16, c_bytes);
+                _tile_stored(3, c1 + 16, c_bytes);
+            }
+        }
+    }
+}
+// Turns words(n, TILE) into to(TILE, TILE / 2), where n is rounded up to 16.
+TILES static inline void turn_words(Word *to, const Word *words, int64_t n) {
+    for (int64_t k = 0; k < n; k += 16) {
+        for (int64_t q = 0; q < TILE; q += 16) {
+            __m512i r[16];
+            for (int i = 0; i < 16; i++) { r[i] = _mm512_loadu_si512(words + (k + i) * TILE + q); }
+            tile_turn(r);
+            for (int i = 0; i < 16; i++) {
+                _mm512_storeu_si512(to + (q + i) * (TILE / 2) + k, r[i]);
+            }
+        }
+    }
+}
+// Around what a thread does with tiles. Messages that move meanwhile may end it.
+static inline void attention_begin_tiles(void) {
+    if (tiles_multiply_pairs()) { tiles_begin(); }
+}
+TILES static inline void tiles_end(void) { _tile_release(); }
+static inline void attention_end_tiles(void) {
+    if (tiles_multiply_pairs()) { tiles_end(); }
+}
+#else
+static inline void multiply_by_tiles(float *c, int64_t ldc, const Word *a, int64_t a_row,
+                                     const Word *b, int64_t ldb, int64_t m, int64_t n,
+                                     int64_t inner, bool add) {
+    (void)(c + ldc + m + n + inner + add), (void)(a + a_row), (void)(b + ldb);
+}
+static inline void turn_words(Word *to, const Word *words, int64_t n) {
+    (void)(words + n), (void)to;
+}
+static inline void attention_begin_tiles(void) {}
+static inline void attention_end_tiles(void) {}
+#endif
 static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a_row,
                                  int64_t a_inner, const Word *b, int64_t ldb, int64_t m, int64_t n,
                                  int64_t inner, Part part, bool add) {
-    if (words_are_pairs()) {
+    if (tiles_multiply_pairs()) {
+        multiply_by_tiles(c, ldc, a, a_inner == 1 ? a_row : TILE / 2, b, ldb, m, n, inner, add);
+    } else if (words_are_pairs()) {
         multiply_words(true, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
     } else {
         multiply_words(false, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
@@ -124,7 +211,7 @@ typedef struct {
     float scale;                     // 1/sqrt(D)
     Word *k_rows, *v_rows;           // (Tp, wp(D)): words of a row
     Word *k, *v, *q, *dout;          // (w(Tp), Dp): words of a column
-    Word *q_t, *dout_t;              // (w(D), Tp): words of a row, transposed; forward uses a tile
+    Word *q_t, *dout_t;              // (wp(D), Tp): words of a row, transposed; forward uses a tile
     Word *rows;                      // (TILE, wp(D)): what is transposed
     float *out, *dq;                 // (TILE, Dp), (Tp, Dp)
     float *dk, *dv;                  // (TILE, Dp); if several query heads share them, (Tp, Dp)
@@ -152,8 +239,8 @@ static inline HeadSpace head_space(float *at, AttentionShape a, int64_t *floats)
     h.dout = take_words(&at, words_of(Tp) * Dp);
     h.k_rows = take_pairs(&at, Tp * Dw, h.k);
     h.v_rows = take_pairs(&at, Tp * Dw, h.v);
-    h.q_t = take_words(&at, words_of(D) * Tp);
-    h.dout_t = take_words(&at, words_of(D) * Tp);
+    h.q_t = take_words(&at, (words_are_pairs() ? Dw : D) * Tp);
+    h.dout_t = take_words(&at, (words_are_pairs() ? Dw : D) * Tp);
     h.rows = take_words(&at, TILE * Dw);
     h.out = take_floats(&at, TILE * Dp);
     h.dq = take_floats(&at, Tp * Dp);
@@ -207,13 +294,21 @@ static inline void pack_rows(Word *to, const Real *from, int64_t n, int64_t D, i
         }
     }
 }
-// to(w(n), Dp) = words of the columns of from(n, D)
+// The same of a head, with zeros up to a whole tile.
+static inline void pack_head_rows(Word *to, const Real *from, int64_t n, int64_t D,
+                                  int64_t stride) {
+    const int64_t Dw = row_words(D);
+    pack_rows(to, from, n, D, stride);
+    memset(to + n * Dw, 0, (size_t)((round_up(n, TILE) - n) * Dw) * sizeof(Word));
+}
+// to(w(n), Dp) = words of the columns of from(n, D), with zeros up to a whole tile
 static inline void pack_columns(Word *to, const Real *from, int64_t n, int64_t D, int64_t stride) {
     const int64_t Dp = round_up(D, LANES);
     if (!words_are_pairs()) {
-        pack_rows(to, from, n, D, stride);
+        pack_head_rows(to, from, n, D, stride);
         return;
     }
+    memset(to + n / 2 * Dp, 0, (size_t)((round_up(n, TILE) / 2 - n / 2) * Dp) * sizeof(Word));
     for (int64_t t = 0; t < n; t += 2, to += Dp) {
         const uint16_t *low = (const uint16_t *)real_at_const(from, t * stride),
                        *high = t + 1 < n ? low + stride : NULL;
@@ -226,16 +321,17 @@ static inline void pack_columns(Word *to, const Real *from, int64_t n, int64_t D
         for (int64_t d = D; d < Dp; d++) { to[d] = 0; }
     }
 }
-// to(w(D), Tp) = the transpose of the words of the rows of from(n, D); a tile of rows at a time
+// to(wp(D), Tp) = the transpose of the words of the rows of from(n, D); a tile of rows at a time
 static inline void pack_transposed(const HeadSpace *h, Word *to, const Real *from, int64_t n,
                                    int64_t D, int64_t stride) {
-    const int64_t Tp = round_up(n, TILE), Dw = row_words(D);
+    const int64_t Tp = round_up(n, TILE), Dw = row_words(D), used = words_of(D);
+    if (words_are_pairs()) { memset(to + used * Tp, 0, (size_t)((Dw - used) * Tp) * sizeof *to); }
     for (int64_t t0 = 0; t0 < n; t0 += TILE) {
         const int64_t rows = min_i64(TILE, n - t0);
         pack_rows(h->rows, real_at_const(from, t0 * stride), rows, D, stride);
         memset(h->rows + rows * Dw, 0, (size_t)((TILE - rows) * Dw) * sizeof(Word));
         for (int64_t part = 0; part < TILE; part += 16) {
-            for (int64_t d = 0; d < words_of(D); d++) {
+            for (int64_t d = 0; d < used; d++) {
                 for (int64_t t = part; t < part + 16; t++) {
                     to[d * Tp + t0 + t] = h->rows[t * Dw + d];
                 }
@@ -255,6 +351,16 @@ static inline void pack_score_columns(Word *to, const float *scores, int64_t n) 
         }
     }
 }
+// The same for a product whose left operand is (TILE, n): for tiles these are words of a row.
+static inline void pack_scores_turned(Word *to, const float *scores, int64_t n) {
+    if (!tiles_multiply_pairs()) {
+        pack_score_columns(to, scores, n);
+        return;
+    }
+    Word words[TILE / 2 * TILE];
+    pack_score_columns(words, scores, round_up(n, 32));
+    turn_words(to, words, words_of(n));
+}
 // to(n, w(TILE)) = words of the rows of scores(n, TILE)
 static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
     if (words_are_pairs()) { store_part(DTYPE_BF16, (Real *)to, scores, n * TILE); }
@@ -264,6 +370,12 @@ static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
 // vectors. hide_future() masks the columns before `key` itself.
 static inline int64_t first_seen(int64_t key, bool diagonal) {
     return diagonal ? key / LANES * LANES : 0;
+}
+// For tiles, whose products are whole: zeros before these columns.
+static inline void clear_unseen(float *scores, bool diagonal) {
+    for (int64_t key = LANES; key < TILE && diagonal && tiles_multiply_pairs(); key++) {
+        memset(scores + key * TILE, 0, (size_t)first_seen(key, true) * sizeof *scores);
+    }
 }
 static inline void hide_future(float *score, int64_t key, bool diagonal) {
     for (int64_t c = first_seen(key, diagonal); c < key && diagonal; c++) { score[c] = -1e30f; }
@@ -313,6 +425,7 @@ static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, con
                                         int64_t q0, AttentionShape a) {
     const int64_t T = a.T, D = a.D, stride = attention_qkv_width(a), Dp = round_up(D, LANES),
                   Dw = row_words(D), m = min_i64(TILE, T - q0);
+    attention_begin_tiles();
     pack_transposed(h, h->q_t, real_at_const(q, q0 * stride), m, D, stride);
     for (int64_t i = 0; i < TILE; i++) {
         h->top[i] = -1e30f;
@@ -324,7 +437,8 @@ static inline void attention_query_tile(HeadSpace *h, Real *out, float *lse, con
         multiply_tile(h->scores, TILE, h->k_rows + k0 * Dw, Dw, 1, h->q_t, TILE, n, TILE,
                       words_of(D), diagonal ? OUT_ABOVE : WHOLE, false);
         softmax_tile(h, n, diagonal);
-        pack_score_columns(h->p, h->scores, n);
+        clear_unseen(h->scores, diagonal);
+        pack_scores_turned(h->p, h->scores, n);
         for (int64_t i = 0; i < m && k0; i++) {
             float *o = h->out + i * Dp;
 #pragma omp simd
@@ -356,7 +470,7 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
         for (int64_t piece = 0; piece < heads * groups; piece++) {
             const int64_t head = piece / groups, row = head / a.heads, mine = head % a.heads;
             const Real *k = real_at_const(qkv, keys_at(a, row, mine * a.kv_heads / a.heads));
-            pack_rows(h.k_rows, k, a.T, a.D, stride);
+            pack_head_rows(h.k_rows, k, a.T, a.D, stride);
             pack_columns(h.v, real_at_const(k, a.kv_heads * a.D), a.T, a.D, stride);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
                 attention_query_tile(&h, real_at(out, query_at(a, row, attention_q_width(a), mine)),
@@ -366,6 +480,7 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
                 poll_messages(s);
             }
         }
+        attention_end_tiles();
     }
 }
 
@@ -393,9 +508,11 @@ static inline void attention_backward_tile(HeadSpace *h, float *dk, float *dv, i
             }
         }
     }
+    clear_unseen(h->scores, diagonal);
+    clear_unseen(h->dscores, diagonal);
     pack_score_rows(h->p_rows, h->scores, n);
     pack_score_rows(h->ds_rows, h->dscores, n);
-    pack_score_columns(h->ds, h->dscores, n);
+    pack_scores_turned(h->ds, h->dscores, n);
     multiply_tile(dv, Dp, h->p_rows, row, 1, h->dout + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
                   diagonal ? A_ABOVE : WHOLE, true);
     multiply_tile(dk, Dp, h->ds_rows, row, 1, h->q + words_of(q0) * Dp, Dp, n, Dp, words_of(m),
@@ -422,8 +539,8 @@ static inline void pack_backward_head(HeadSpace *h, const BackwardHead *g, Atten
     pack_columns(h->q, g->q, T, D, stride);
     if (g->first) {
         if (h->k != h->k_rows) { pack_columns(h->k, g->k, T, D, stride); }
-        pack_rows(h->k_rows, g->k, T, D, stride);
-        pack_rows(h->v_rows, g->v, T, D, stride);
+        pack_head_rows(h->k_rows, g->k, T, D, stride);
+        pack_head_rows(h->v_rows, g->v, T, D, stride);
     }
     pack_columns(h->dout, g->dout, T, D, out);
     pack_transposed(h, h->q_t, g->q, T, D, stride);
@@ -448,6 +565,7 @@ static inline void attention_backward_head(Stream *s, HeadSpace *h, const Backwa
             memset(dk, 0, (size_t)(TILE * Dp) * sizeof(float));
             memset(dv, 0, (size_t)(TILE * Dp) * sizeof(float));
         }
+        attention_begin_tiles();
         for (int64_t q0 = k0; q0 < T; q0 += TILE) {
             attention_backward_tile(h, dk, dv, q0, k0, T, D);
         }
@@ -496,6 +614,7 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
                 attention_backward_head(s, &h, &g, a);
             }
         }
+        attention_end_tiles();
     }
 }
 

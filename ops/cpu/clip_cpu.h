@@ -159,11 +159,12 @@ multiply_bands(const bool pairs, float *out, int64_t edge, const Word *a, int64_
         }
     }
 }
-// Rows of bf16 are packed as words of pairs (attention_cpu.h), if they have whole words.
+// Rows of bf16 are packed as words of pairs (attention_cpu.h), if they have whole words and are not
+// multiplied by tiles of AMX.
 static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const Real *x, int64_t C,
                              Tile t) {
     const bool pairs = words_are_pairs() && C % 2 == 0, diagonal = t.row == t.col;
-    if (cpu_real == DTYPE_BF16 && !pairs) {
+    if (cpu_real == DTYPE_BF16 && (!pairs || cpu_tiles)) {
         gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(x, t.row * C), C,
                   real_at_const(x, t.col * C), C, false, out, k->edge);
         return;
