@@ -461,7 +461,7 @@ static void print_plans(const RunPlans *plans, Privacy privacy, const Data *data
         show_schedule(plans->first);
     } else if (o->json) {
         TextBuffer line = {};
-        json_add_start(&line, plans, &privacy, comm);
+        json_add_start(&line, plans, &privacy, comm, 0, NULL);
         printf("%s\n", line.text);
         free(line.text);
     } else {
@@ -496,7 +496,7 @@ static void prepare(Job *j) {
     store_wait_all(&r->store);
     TextBuffer line = {};
     if (first) {
-        json_add_start(&line, &j->plans, &r->privacy, &j->comm);
+        json_add_start(&line, &j->plans, &r->privacy, &j->comm, j->argc, j->argv);
         log_line(&r->journal.log, &line);
     }
     r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every,
