@@ -40,6 +40,7 @@ from run_log import EXIT_INPUT, EXIT_RESOURCES, BadLog, inner, is_number, number
 POINTS = 4000  # of a curve that is drawn whole
 ALL_POINTS = 32000  # of all runs in a figure
 CELLS = 3000  # of a timeline
+MARKERS = 60  # validations of a run that are drawn with one each
 LARGEST_PAGE = 8e6  # bytes
 SAMPLES = 20  # texts of a run
 HUES = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
@@ -49,7 +50,7 @@ GLUE = """
 "use strict";
 for (const figure of JSON.parse(document.getElementById("figures").textContent)) {
     Plotly.newPlot(figure.id, figure.data, figure.layout, {
-        responsive: true, displaylogo: false,
+        responsive: true, displaylogo: false, displayModeBar: "hover",
         modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
     });
 }
@@ -62,15 +63,14 @@ h2 { font-size: 18px; margin: 28px 0 4px; border-bottom: 1px solid #ddd; }
 h3 { font-size: 15px; margin: 12px 0 0; overflow-wrap: anywhere; }
 p { margin: 6px 0; max-width: 80ch; overflow-wrap: anywhere; }
 .small { color: #666; font-size: 13px; }
-.figure { width: 100%; height: 420px; }
+.figure { width: 100%; min-height: 280px; }
 .row { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr));
        gap: 8px; }
 .row > div { min-width: 0; }
-.row .figure { height: 280px; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; }
-td, th { padding: 2px 12px 2px 0; text-align: left; vertical-align: top; border-top: 1px solid #eee;
-         overflow-wrap: anywhere; }
+td, th { padding: 2px 12px 2px 0; text-align: left; vertical-align: top;
+         border-top: 1px solid #eee; }
 pre { background: #f6f6f6; padding: 8px; white-space: pre-wrap; overflow-wrap: anywhere;
       max-height: 400px; overflow-y: auto; margin: 4px 0; }
 """
@@ -191,13 +191,14 @@ def thinned(xs, ys, most):
 def layout(ytitle, xtitle, **more):
     axis = {"gridcolor": "#e5e5e5", "zeroline": False, "automargin": True}
     return {
-        "margin": {"l": 56, "r": 12, "t": 36, "b": 44},
+        "margin": {"l": 56, "r": 12, "t": 30, "b": 44},
         "font": {"size": 12},
         "xaxis": {"title": {"text": xtitle}, **axis},
         "yaxis": {"title": {"text": ytitle}, **axis},
-        "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "plot_bgcolor": "#fff",
         "hovermode": "closest",
+        "height": 280,
         **more,
     }
 
@@ -280,9 +281,11 @@ def loss_curves(page, run, color):
             name=page.name(run, f"training, mean of {width}"),
         )
     if run.val:
+        darker = "#" + "".join(f"{int(color[i : i + 2], 16) // 2:02x}" for i in (1, 3, 5))
+        mode = "lines" + "+markers" * (len(run.val) <= MARKERS)
         yield page.curve(
-            run, run.val, name=page.name(run, "validation"), **{**group, "mode": "lines+markers"},
-            line={"width": 1, "dash": "dot", "color": color},
+            run, run.val, name=page.name(run, "validation"), **{**group, "mode": mode},
+            line={"width": 1.5, "dash": "dot", "color": darker},
             marker={"size": 7, "color": color, "line": {"width": 1, "color": "#000"}},
         )
 
@@ -305,12 +308,11 @@ def axis_buttons(page, traces):
              for step in trace["steps"]]
             for run, trace in traces
         ]
-        change = [{"x": xs}, {"xaxis.title.text": title}]
-        buttons.append({"label": axis, "method": "update", "args": change})
+        buttons.append({"label": title, "method": "restyle", "args": [{"x": xs}]})
     for (_, trace), xs in zip(traces, buttons[0]["args"][0]["x"]):
         trace["x"] = xs
         del trace["steps"]
-    place = {"x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom", "pad": {"b": 4}}
+    place = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "pad": {"t": 26}}
     menu = {"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons}
     return [{**menu, **place}] if len(buttons) > 1 else []
 
@@ -324,12 +326,11 @@ def add_losses(page):
     ]
     if traces:
         menus = axis_buttons(page, traces)
-        page.add(
-            page.figure(
-                [trace for _, trace in traces],
-                layout("loss (nats/token)", "step", updatemenus=menus, showlegend=True),
-            )
-        )
+        shape = layout("loss (nats/token)", "" if menus else "step", showlegend=True)
+        shape.update(updatemenus=menus, height=420 + 20 * max(0, len(traces) - 6))
+        shape["margin"]["b"] = 70
+        page.add(page.figure([trace for _, trace in traces], shape))
+        page.note("Drag over a curve to zoom; double-click to see all of it.")
     else:
         page.text("The log has no losses.")
     if any(run.hides for run in page.runs):
@@ -576,9 +577,8 @@ def up(epsilon):
 def command_of(run):
     words = run.start.get("command")
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
-        names = {name: value for name, value in flags_of(run).items() if name != "dp-key"}
         words = ["./train_gpt"]
-        for name, value in names.items():
+        for name, value in flags_of(run).items():
             if value not in ("", None) and not isinstance(value, (dict, list)):
                 words += [f"--{name}", str(value)]
     ranks = run.start.get("ranks")
@@ -591,11 +591,7 @@ def add_command(page):
     page.each(lambda run: page.add(f"<pre>{escape(command_of(run))}</pre>"))
     page.note("From the folder in which the run was started; with --resume 1 it goes on instead.")
     page.add("<details><summary>All flags</summary>")
-    page.each(
-        lambda run: page.table(
-            [[f"--{name}", value] for name, value in flags_of(run).items() if name != "dp-key"]
-        )
-    )
+    page.each(lambda run: page.table([[f"--{key}", value] for key, value in flags_of(run).items()]))
     page.add("</details>")
 
 
@@ -630,9 +626,7 @@ def add_differences(page):
     if len(page.runs) < 2:
         return
     page.heading("Differences")
-    flags = [
-        {**flags_of(run), "ranks": run.start.get("ranks"), "dp-key": None} for run in page.runs
-    ]
+    flags = [{**flags_of(run), "ranks": run.start.get("ranks")} for run in page.runs]
     every = dict.fromkeys(name for one in flags for name in one)
     rows = [
         [name if name == "ranks" else f"--{name}", *(one.get(name, "") for one in flags)]

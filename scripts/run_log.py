@@ -158,6 +158,7 @@ class Run:
 
     def add_start(self, event):
         self.starts.append(self.step)
+        inner(event, "flags").pop("dp-key", None)  # nobody is to see it
         self.start, self.end, self.joules = event, {}, 0
         self.hides |= self.private() and not inner(event, "flags").get("dp-show-private")
         self.bars = {
