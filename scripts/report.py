@@ -270,21 +270,32 @@ def loss_curves(page, run, color):
     if values:
         thin = {"width": 1 if width > 1 else 2, "color": color}
         yield page.curve(
-            run, values, line=thin, opacity=0.35 if width > 1 else 1, **group,
-            name=page.name(run, "training"), showlegend=width <= 1,
+            run,
+            values,
+            line=thin,
+            opacity=0.35 if width > 1 else 1,
+            **group,
+            name=page.name(run, "training"),
+            showlegend=width <= 1,
         )
     if width > 1:
         steps = sorted(values)
         means = run_log.smoothed([values[step] for step in steps], width)
         yield page.curve(
-            run, dict(zip(steps, means)), line={"width": 2, "color": color}, **group,
+            run,
+            dict(zip(steps, means)),
+            line={"width": 2, "color": color},
+            **group,
             name=page.name(run, f"training, mean of {width}"),
         )
     if run.val:
         darker = "#" + "".join(f"{int(color[i : i + 2], 16) // 2:02x}" for i in (1, 3, 5))
         mode = "lines" + "+markers" * (len(run.val) <= MARKERS)
         yield page.curve(
-            run, run.val, name=page.name(run, "validation"), **{**group, "mode": mode},
+            run,
+            run.val,
+            name=page.name(run, "validation"),
+            **{**group, "mode": mode},
             line={"width": 1.5, "dash": "dot", "color": darker},
             marker={"size": 7, "color": color, "line": {"width": 1, "color": "#000"}},
         )
@@ -304,8 +315,10 @@ def axis_buttons(page, traces):
         unit = time_unit(longest) if axis == "time" else ""
         title += f" ({unit})" if unit else ""
         xs = [
-            [rounded(where[run][step] / UNITS.get(unit, 1)) if axis != "steps" else step
-             for step in trace["steps"]]
+            [
+                rounded(where[run][step] / UNITS.get(unit, 1)) if axis != "steps" else step
+                for step in trace["steps"]
+            ]
             for run, trace in traces
         ]
         buttons.append({"label": title, "method": "restyle", "args": [{"x": xs}]})
@@ -344,13 +357,18 @@ def add_rates(page):
     page.heading("Learning rate, norm, speed")
     shown = []
     for name, title in (
-        ("lr", "learning rate"), ("grad_norm", "norm of the gradient"), ("tokens_per_s", "tokens/s")
+        ("lr", "learning rate"),
+        ("grad_norm", "norm of the gradient"),
+        ("tokens_per_s", "tokens/s"),
     ):
         traces = []
         for i, run in enumerate(page.runs):
             if run.series[name] and (name == "lr" or not run.hides):
                 trace = page.curve(
-                    run, run.series[name], mode="lines", name=page.name(run, title),
+                    run,
+                    run.series[name],
+                    mode="lines",
+                    name=page.name(run, title),
                     line={"width": 1, "color": HUES[i % len(HUES)]},
                 )
                 trace["x"] = trace.pop("steps")
@@ -522,7 +540,7 @@ def add_faults(page):
         saved = [e for e in run.others if e["event"] == "checkpoint"]
         rows = [[fault] for fault in run.faults()] or [["none"]]
         if not run.end:
-            rows.append([f"the log has no end: the run goes on, or was ended after step {run.step}"])
+            rows.append([f"the log has no end: the run goes on, or ended after step {run.step}"])
         last = f", the last is {saved[-1].get('path')}" if saved else ""
         rows.append([f"{several(len(saved), 'checkpoint')} saved{last}"])
         page.table(rows)
@@ -559,8 +577,8 @@ def add_privacy(page):
         }  # fmt: skip
         page.table([[text, fact[key]] for key, text in names.items() if fact.get(key) is not None])
         page.note(
-            "Not counted: other runs on this data; what others on the machine can watch; rounding of"
-            " sums before noise; validation data; copies of a sample elsewhere in the data."
+            "Not counted: other runs on this data; what others on the machine can watch; rounding"
+            " of sums before noise; validation data; copies of a sample elsewhere in the data."
         )
         if not run.hides:
             page.text(
@@ -669,7 +687,8 @@ def document(page, title, code):
     figures = json.dumps(page.figures, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         figures = figures.replace(sign, f"\\u{ord(sign):04x}")
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    policy = f"default-src 'none'; script-src {allowed}"
+    policy += "; style-src 'unsafe-inline'; img-src data: blob:"
     return "\n".join(
         [
             "<!DOCTYPE html>",

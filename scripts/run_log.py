@@ -25,7 +25,9 @@ PANELS = ("memory", "traffic")
 SERIES = ("grad_norm", "lr", "tokens_per_s")  # of steps, besides the loss
 LARGEST = 1e100  # squares and sums of such numbers are finite, too
 # controls but for newline and tab, marks that turn the direction of a text, halves of characters
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class BadLog(Exception):
@@ -300,9 +302,8 @@ def title(runs):
         parts.append(Path(common["model"]).name)
         if is_number(runs[0].start.get("parameters")):
             parts.append(size_text(runs[0].start["parameters"]))
-    return plain(
-        ", ".join(parts + [f"{name} {common[name]}" for name in ("seq-len", "lr") if name in common])
-    )
+    parts += [f"{name} {common[name]}" for name in ("seq-len", "lr") if name in common]
+    return plain(", ".join(parts))
 
 
 def smoothed(values, count):

@@ -32,7 +32,7 @@ sys.path.insert(0, str(SCRIPTS))
 import report  # noqa: E402
 
 HOSTILE = (
-    "</script><img src=x onerror=alert(1)><b>bold</b><!-- & \"q\" ' %{y} $x$ &lt;i&gt;"
+    '</script><img src=x onerror=alert(1)><b>bold</b><!-- & "q" \' %{y} $x$ &lt;i&gt;'
     '<a href="javascript:alert(1)">link</a>'
 )
 UNSEEN = "\x1b[31m\x00\u202e\u2028\udc80\ud800"
@@ -279,12 +279,15 @@ class Text(Pages):
     def test_other_readers(self):
         """The same log in plot.py and watch.py: no traceback, and no control to the terminal."""
         log = self.hostile(HOSTILE + UNSEEN) / "log.jsonl"
-        for words in (["watch.py", log, "--once"], ["plot.py", log, "--out", self.folder / "a.png"]):
+        picture = self.folder / "a.png"
+        for words in (["watch.py", log, "--once"], ["plot.py", log, "--out", picture]):
             done = harness.output_of(PYTHON, SCRIPTS / words[0], *words[1:], text=True)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertNotRegex(done.stdout, "[\x00-\x09\x0b-\x1f\x7f\u202e]")
         traces = ['{"traceEvents":' + "[" * 100000, '{"traceEvents":[{"ph":"X","cat":"compute",']
-        traces[1] += '"pid":0,"ts":1' + "0" * 400 + ',"dur":1,"name":"","args":{"micro_batch":"x"}}]}'
+        traces[
+            1
+        ] += f'"pid":0,"ts":1{"0" * 400},"dur":1,"name":"","args":{{"micro_batch":"x"}}}}]}}'
         for text in traces:
             trace = self.write("trace.json", text)
             done = harness.output_of(PYTHON, SCRIPTS / "plot.py", "--trace", trace, text=True)
@@ -307,9 +310,9 @@ class Text(Pages):
 
 @need("plotly")
 class Private(Pages):
-    PRIVACY = {"sampling": "poisson", "accountant": "prv", "steps": 2, "epsilon": 2.99881, "low": 2.9,
-               "high": 2.99881, "delta": 1.43e-6, "target": 3, "sampling_rate": 0.25, "sigma": 0.375,
-               "clip": 1, "unit": "sequence", "neighbours": "add-remove",
+    PRIVACY = {"sampling": "poisson", "accountant": "prv", "steps": 2, "epsilon": 2.99881,
+               "low": 2.9, "high": 2.99881, "delta": 1.43e-6, "target": 3, "sampling_rate": 0.25,
+               "sigma": 0.375, "clip": 1, "unit": "sequence", "neighbours": "add-remove",
                "key": "fingerprint"}  # fmt: skip
     SECRETS = ("7.65", "3.21", "98765", "4321", "a secret text", "fingerprint", "1234567", "55555")
 
