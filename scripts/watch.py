@@ -100,7 +100,7 @@ def rows(run, silent):
     name = Path(str(flags.get("model", "?"))).name
     yield "model", f"{size}{ranks} rank{'s' * (ranks != 1)}, {run.start.get('compute')}, {name}"
     left = (total - run.step) * (run.mean("ms") or 0) / 1000
-    end = time.strftime("%a %H:%M", time.localtime(time.time() + left)) if left < 1e9 else "?"
+    end = time.strftime("%a %H:%M", time.localtime(time.time() + left)) if 0 <= left < 1e9 else "?"
     goes_on = run.last != "end" and total and run.steps
     ending = f", {clock(left)} left, ends around {end}" if goes_on else ""
     yield "step", f"{state} {run.step}" + (f" of {total}" if total else "") + ending
@@ -158,7 +158,7 @@ def curve(run, width, height, dots):
     low, high = known[0], known[min(len(known) - 1, 19 * len(known) // 20)]
     high = high if high > low else low + 1e-9
     levels = (height - 1) * down
-    level = lambda x: round((levels - 1) * (high - min(x, high)) / (high - low))
+    level = lambda x: round((levels - 1) * (high - min(x, high)) / (high - low or 1))
     cells = [[0] * width for _ in range(height - 1)]
     bits = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille characters
     before = None

@@ -30,6 +30,7 @@ from harness import EXIT_INPUT, EXIT_RESOURCES, PYTHON, need, scratch, train
 SCRIPTS = Path(harness.ROOT) / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import report  # noqa: E402
+import watch  # noqa: E402
 
 HOSTILE = (
     '</script><img src=x onerror=alert(1)><b>bold</b><!-- & "q" \' %{y} $x$ &lt;i&gt;'
@@ -273,8 +274,11 @@ class Text(Pages):
             self.assertFalse(re.search("[\x00-\x08\x0e-\x1f\x7f\u202e\u2028]",
                                        Path(path).read_text()[-20000:]))  # fmt: skip
             self.assertIn("4 lines cut off", page.text)
-            code = page.texts["script"][0]
-            self.assertNotIn("<", code, "what could end the script")
+        page = report.Page([report.run_log.Run(Path("x"))])
+        data = [{"name": "</script <!-- <script>"}]
+        page.figure(data, {})
+        found = re.search(r"(?s)id=.figures.>(.*?)</script[\s/>]", report.document(page, "", ""))
+        self.assertEqual(json.loads(found[1])[0]["data"], data)
 
     def test_other_readers(self):
         """The same log in plot.py and watch.py: no traceback, and no control to the terminal."""
@@ -295,6 +299,39 @@ class Text(Pages):
             self.assertRegex(done.stderr, r"\Aplot: .*no trace of train_gpt\n\Z")
             folder = self.log(start(flags={"trace": str(trace)}), step(1))
             self.assertIn("no trace of train_gpt", self.page(folder).text)
+
+    NASTY = (None, True, -1, 0, 1e99, 1e308, 10**30, 10**400, float("inf"), float("nan"), 2**63)
+    NASTY += ("", "x", "\0", "\ud800", [], {}, [[]], {"a": 1}, [{"ms": 1}], "/dev/zero", 1e-320)
+
+    def places(self, value, path=()):
+        """Where each value is in an event."""
+        for key, each in value.items() if isinstance(value, dict) else ():
+            yield (*path, key)
+            yield from self.places(each, (*path, key))
+
+    def test_damaged(self):
+        """Values of a log replaced by others at random: a page, or a clear refusal."""
+        draw, other = random.Random(harness.SEED), self.log(start(), step(1))
+        job = train(steps=2, val_every=1, sample_every=1, sample_tokens=2, profile_steps="1:2")
+        lines = Path(job.log_path).read_text().splitlines()
+        for i in range(60):
+            events = [json.loads(line) for line in lines]
+            for _ in range(draw.choice((1, 5, 30))):
+                value = event = draw.choice(events)
+                if event:
+                    *path, last = draw.choice([*self.places(event)])
+                    for key in path:
+                        value = value[key]
+                    value[last] = draw.choice(self.NASTY)
+            log = self.log(*events, name="damaged/log.jsonl") / "log.jsonl"
+            follower = watch.Follower(log)
+            follower.read()
+            watch.page(follower, 70, 80, 24)
+            try:
+                text = report.make(report.read([log, other][: 1 + i % 2]), "library")
+                self.assertTrue(text.encode())
+            except report.BadLog:
+                pass
 
     def test_what_is_not_there(self):
         """A run of one rank without samples, validation or profile; a log by its own name."""
@@ -447,7 +484,7 @@ class Browser(Pages):
         dom = self.opened(self.report(*paths).stdout.strip())
         self.assertFalse(re.search(r"<(img|b)\b|<a href=\"javascript", dom))
         legend = "".join(re.findall(r'class="legendtext"[^>]*>(.*?)</text>', dom))
-        self.assertIn("&lt;/script&gt;&lt;img src=x", legend)
+        self.assertIn("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&lt;b&gt;bold", legend)
 
 
 if __name__ == "__main__":
