@@ -461,8 +461,8 @@ static void print_plans(const RunPlans *plans, Privacy privacy, const Data *data
         show_schedule(plans->first);
     } else if (o->json) {
         TextBuffer line = {};
-        json_add_start(&line, plans, &privacy, comm, 0, NULL);
-        printf("%s\n", line.text);
+        json_add_start(&line, plans, &privacy, comm);
+        printf("%s}\n", line.text);
         free(line.text);
     } else {
         print_start(plans, &data->train, comm);
@@ -496,8 +496,9 @@ static void prepare(Job *j) {
     store_wait_all(&r->store);
     TextBuffer line = {};
     if (first) {
-        json_add_start(&line, &j->plans, &r->privacy, &j->comm, j->argc, j->argv);
-        log_line(&r->journal.log, &line);
+        json_add_start(&line, &j->plans, &r->privacy, &j->comm);
+        json_add_command(&line, j->argc, j->argv);
+        log_object(&r->journal.log, &line);
     }
     r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every,
                                       privacy_hides(&r->privacy));

@@ -459,9 +459,17 @@ static inline bool is_key_word(char **argv, int i) {
     return !strncmp(argv[i], "--dp-key=", 9) || !strcmp(argv[i], "--dp-key") ||
            (i && !strcmp(argv[i - 1], "--dp-key"));
 }
-// argc, argv: the command line; 0: none was given for this plan.
+static inline void json_add_command(TextBuffer *line, int argc, char **argv) {
+    for (int i = 0; i < argc; i++) {
+        if (is_key_word(argv, i)) { continue; }
+        text_add(line, i ? "," : ",\"command\":[");
+        json_add_string(line, argv[i]);
+    }
+    text_add(line, "]");
+}
+// The caller ends the object.
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,
-                                  const Comm *comm, int argc, char **argv) {
+                                  const Comm *comm) {
     const Plan *p = plans->first;
     const Machine *m = p->machine;
     const Options *o = &p->config->options;
@@ -501,12 +509,6 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     }
     json_add_matrices(line, p);
     json_add_privacy(line, privacy, privacy->allowed);
-    for (int i = 0; i < argc; i++) {
-        if (is_key_word(argv, i)) { continue; }
-        text_add(line, i ? "," : ",\"command\":[");
-        json_add_string(line, argv[i]);
-    }
-    text_add(line, argc ? "]}" : "}");
 }
 
 // Reports that blocks which shared parameters have their own now. Predictions hold from here on.

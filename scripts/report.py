@@ -24,6 +24,7 @@ import hashlib
 import html
 import importlib.util
 import json
+import math
 import os
 import shlex
 import sys
@@ -63,7 +64,7 @@ h2 { font-size: 18px; margin: 28px 0 4px; border-bottom: 1px solid #ddd; }
 h3 { font-size: 15px; margin: 12px 0 0; overflow-wrap: anywhere; }
 p { margin: 6px 0; max-width: 80ch; overflow-wrap: anywhere; }
 .small { color: #666; font-size: 13px; }
-.figure { width: 100%; min-height: 280px; }
+.figure { width: 100%; min-height: 300px; }
 .row { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr));
        gap: 8px; }
 .row > div { min-width: 0; }
@@ -191,14 +192,14 @@ def thinned(xs, ys, most):
 def layout(ytitle, xtitle, **more):
     axis = {"gridcolor": "#e5e5e5", "zeroline": False, "automargin": True}
     return {
-        "margin": {"l": 56, "r": 12, "t": 30, "b": 44},
+        "margin": {"l": 56, "r": 12, "t": 64, "b": 44},
         "font": {"size": 12},
         "xaxis": {"title": {"text": xtitle}, **axis},
         "yaxis": {"title": {"text": ytitle}, **axis},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "plot_bgcolor": "#fff",
         "hovermode": "closest",
-        "height": 280,
+        "height": 300,
         **more,
     }
 
@@ -375,6 +376,7 @@ def add_rates(page):
                 traces.append(trace)
         if traces:
             more = {"title": {"text": title, "font": {"size": 13}, "x": 0.02}}
+            more["margin"] = {"l": 56, "r": 12, "t": 36, "b": 44}
             shown.append(page.figure(traces, layout("", "step", showlegend=False, **more)))
     page.add('<div class="row">', *(f"<div>{one}</div>" for one in shown), "</div>")
     if not shown:
@@ -460,7 +462,7 @@ def timeline(page, cells):
     shape = layout("", "ms", barmode="overlay", bargap=0.25)
     order = [names[rank] for rank in reversed(shown)]
     shape["yaxis"].update(categoryorder="array", categoryarray=order)
-    shape["height"] = 150 + 34 * len(shown)
+    shape["height"] = 170 + 34 * len(shown)
     page.add(page.figure(traces, shape).replace('"figure"', '"timeline"'))
     idle = 1 - sum(busy.values()) / (len(busy) * span or 1)
     text = f"Idle: {idle:.1%} of the time of all ranks. The numbers are micro-batches."
@@ -560,12 +562,13 @@ def add_privacy(page):
         fact = inner(run.end, "privacy") or inner(run.start, "privacy")
         steps, epsilon, delta = (number(fact, key) for key in ("steps", "epsilon", "delta"))
         kind = "document" if fact.get("unit") == "document" else "window"
-        if epsilon is None or delta is None:
+        if epsilon is None or delta is None or delta < 1e-100:
             page.text("No guarantee: the noise hides nothing.")
         else:
+            delta = up(delta, 10 ** (math.floor(math.log10(delta)) - 2))
             taken = "After" if inner(run.end, "privacy") else "At most, after"
             page.text(
-                f"{taken} {count(steps or 0)} steps: epsilon <= {up(epsilon):.4f} at delta"
+                f"{taken} {count(steps or 0)} steps: epsilon <= {up(epsilon, 1e-4):.4f} at delta"
                 f" {delta:.3g}, for each {kind} of the training data."
             )
         names = {
@@ -587,9 +590,9 @@ def add_privacy(page):
             )
 
 
-def up(epsilon):
-    """To four digits, never below: it is claimed."""
-    return -(-epsilon * 1e4 * (1 - 1e-12) // 1) / 1e4
+def up(value, unit):
+    """The next multiple of the unit, never below the value: it is claimed."""
+    return math.ceil(value / unit * (1 - 1e-12)) * unit
 
 
 def command_of(run):
@@ -635,7 +638,7 @@ def results(run):
         found["memory of the device, predicted"] = bytes_text(memory)
     epsilon = number(inner(run.end or run.start, "privacy"), "epsilon")
     if epsilon is not None:
-        found["epsilon"] = f"{up(epsilon):.4f}"
+        found["epsilon"] = f"{up(epsilon, 1e-4):.4f}"
     found["faults"] = "; ".join(run.faults()) or "none"
     return found
 
@@ -764,7 +767,7 @@ def main():
             raise BadLog(f"the page of {len(runs)} runs has over {LARGEST_PAGE / 1e6:.0f} MB")
     except ImportError:
         code = EXIT_RESOURCES
-        text = "no page: the package plotly is missing; type: scripts/setup.sh python"
+        text = "no page: plotly is missing; type: scripts/setup.sh python, or: pip install plotly"
     except OSError as error:
         code, text = EXIT_INPUT, f"{error.filename}: {error.strerror}"
     except BadLog as error:

@@ -348,7 +348,7 @@ class Text(Pages):
 @need("plotly")
 class Private(Pages):
     PRIVACY = {"sampling": "poisson", "accountant": "prv", "steps": 2, "epsilon": 2.99881,
-               "low": 2.9, "high": 2.99881, "delta": 1.43e-6, "target": 3, "sampling_rate": 0.25,
+               "low": 2.9, "high": 2.99881, "delta": 1.431e-6, "target": 3, "sampling_rate": 0.25,
                "sigma": 0.375, "clip": 1, "unit": "sequence", "neighbours": "add-remove",
                "key": "fingerprint"}  # fmt: skip
     SECRETS = ("7.65", "3.21", "98765", "4321", "a secret text", "fingerprint", "1234567", "55555")
@@ -378,7 +378,7 @@ class Private(Pages):
         everything = page.text + json.dumps(page.figures)
         for secret in self.SECRETS:
             self.assertNotIn(secret, everything)
-        self.assertIn("After 2 steps: epsilon <= 2.9989 at delta 1.43e-06, for each window",
+        self.assertIn("After 2 steps: epsilon <= 2.9989 at delta 1.44e-06, for each window",
                       page.text)  # fmt: skip
         for fact in ("add-remove", "prv", "0.375"):
             self.assertIn(fact, page.texts["td"])
