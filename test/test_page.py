@@ -13,6 +13,7 @@
 Needs the package plotly, and for Browser the program chromium; what is missing is skipped, by name.
 """
 
+import copy
 import html.parser
 import json
 import random
@@ -322,7 +323,7 @@ class Text(Pages):
                     *path, last = draw.choice([*self.places(event)])
                     for key in path:
                         value = value[key]
-                    value[last] = draw.choice(self.NASTY)
+                    value[last] = copy.deepcopy(draw.choice(self.NASTY))
             log = self.log(*events, name="damaged/log.jsonl") / "log.jsonl"
             follower = watch.Follower(log)
             follower.read()
