@@ -462,7 +462,7 @@ static void print_plans(const RunPlans *plans, Privacy privacy, const Data *data
     } else if (o->json) {
         TextBuffer line = {};
         json_add_start(&line, plans, &privacy, comm);
-        printf("%s\n", line.text);
+        printf("%s}\n", line.text);
         free(line.text);
     } else {
         print_start(plans, &data->train, comm);
@@ -497,7 +497,8 @@ static void prepare(Job *j) {
     TextBuffer line = {};
     if (first) {
         json_add_start(&line, &j->plans, &r->privacy, &j->comm);
-        log_line(&r->journal.log, &line);
+        json_add_command(&line, j->argc, j->argv);
+        log_object(&r->journal.log, &line);
     }
     r->journal.log.bar = progress_bar(r->end, r->first_step, plan->predicted.step_s, o->log_every,
                                       privacy_hides(&r->privacy));

@@ -260,6 +260,16 @@ static inline void report_checkpoint(int64_t step, const char *path, Log *log) {
     json_add_string(&line, path);
     log_object(log, &line);
 }
+// A text of the model. logged: it may be kept.
+static inline void report_sample(int64_t step, const char *text, bool logged, Log *log) {
+    log_break(log);
+    printf("--- sample at step %" PRId64 " ---\n%s\n---\n", step, text);
+    if (!logged) { return; }
+    TextBuffer line = json_event("sample", step);
+    text_add(&line, ",\"text\":");
+    json_add_string(&line, text);
+    log_object(log, &line);
+}
 
 // Prints a space and a word, quoted for a shell if needed.
 static inline void print_shell_word(const char *word) {

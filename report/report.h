@@ -454,6 +454,20 @@ static inline void json_add_matrices(TextBuffer *line, const Plan *p) {
     json_add_field(line, "of_step", f.share);
     text_add(line, "}");
 }
+// Is this word of a command line the key of a private run, or its flag? OUT/dp_key keeps the key.
+static inline bool is_key_word(char **argv, int i) {
+    return !strncmp(argv[i], "--dp-key=", 9) || !strcmp(argv[i], "--dp-key") ||
+           (i && !strcmp(argv[i - 1], "--dp-key"));
+}
+static inline void json_add_command(TextBuffer *line, int argc, char **argv) {
+    for (int i = 0; i < argc; i++) {
+        if (is_key_word(argv, i)) { continue; }
+        text_add(line, i ? "," : ",\"command\":[");
+        json_add_string(line, argv[i]);
+    }
+    text_add(line, "]");
+}
+// The caller ends the object.
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,
                                   const Comm *comm) {
     const Plan *p = plans->first;
@@ -495,7 +509,6 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     }
     json_add_matrices(line, p);
     json_add_privacy(line, privacy, privacy->allowed);
-    text_add(line, "}");
 }
 
 // Reports that blocks which shared parameters have their own now. Predictions hold from here on.
@@ -672,12 +685,7 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
     printf("stopped at step %" PRId64 ". To go on:", step);
     if (HAS_MPI) { printf(" %smpirun -np %d", root_needs(), ranks); }
     for (int i = 0; i < argc; i++) {
-        if (!strcmp(argv[i], "--dp-key")) { // kept in OUT/dp_key
-            i++;
-            continue;
-        }
-        if (!strncmp(argv[i], "--dp-key=", 9)) { continue; }
-        print_shell_word(argv[i]);
+        if (!is_key_word(argv, i)) { print_shell_word(argv[i]); }
     }
     printf("%s\n", resumes ? "" : " --resume 1");
 }

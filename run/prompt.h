@@ -10,6 +10,7 @@
 #include "base/readable.h"
 #include "comm/comm.h"
 #include "options.h"
+#include "privacy/privacy.h"
 #include "report/log.h"
 #include "run/generate.h"
 #include "run/trainer.h"
@@ -46,12 +47,17 @@ static inline void print_sample(Run *r) {
     executor_generate(&r->executor, &r->plan->pipeline.placement, &begin, 1, -1, text,
                       o->sample_tokens, run_draws(r), (TokenReader){}, &speed);
     if (r->comm->rank == 0) {
-        log_break(&r->journal.log);
-        printf("--- sample at step %" PRId64 " ---\n", r->progress.step);
-        for (int64_t i = 0; i < o->sample_tokens; i++) {
-            tokenizer_print(tokenizer, text[i], stdout);
+        char *sample = NULL;
+        size_t bytes;
+        FILE *to = open_memstream(&sample, &bytes);
+        for (int64_t i = 0; to && i < o->sample_tokens; i++) {
+            tokenizer_print(tokenizer, text[i], to);
         }
-        printf("\n---\n");
+        if (!to || fclose(to)) {
+            die(EXIT_RESOURCES, "shorten it: --sample-tokens", "no memory for a sample of text");
+        }
+        report_sample(r->progress.step, sample, !privacy_hides(&r->privacy), &r->journal.log);
+        free(sample);
     }
     free(text);
 }

@@ -13,7 +13,7 @@ largest    the same again, from the middle model's best, without more seeds
 import statistics
 from dataclasses import dataclass
 
-import plot
+import run_log
 from reproduce import TEXT, complete, markdown, percent
 
 T = 64
@@ -131,7 +131,7 @@ class Curves:
         if run not in self.losses:
             folder = self.options.into / run.name()
             log, fresh = complete(self.runner, folder, self.command(run))
-            found = [event for event in plot.events(log) if event.get("event") == "val"]
+            found = [event for event in run_log.events(log) if event.get("event") == "val"]
             self.losses[run] = found[-1]["loss"]
             self.runner.progress.finished(
                 run.size.name, folder.name, fresh, f": validation loss {self.losses[run]:.4f}"

@@ -26,39 +26,36 @@ schedules (--trace FILE).
 
 Without matplotlib it draws small curves and tables in the terminal instead.
 
-A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are
-no JSON object (a run was killed while it wrote) and losses that are null (private runs do not show
-them) are passed over. The key "joules" of a step event is the energy since the start event before
-it.
+Losses that are null (private runs do not show them) are passed over. The key "joules" of a step
+event is the energy since the start event before it.
 
 Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
 
 import argparse
-import io
-import itertools
 import json
-import math
 import sys
 import textwrap
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
-from regular_files import open_regular, read_regular
+from regular_files import read_regular
+from run_log import (
+    AXES,
+    EXIT_INPUT,
+    EXIT_RESOURCES,
+    BadLog,
+    is_number,
+    load_all,
+    plain,
+    smoothed,
+    title,
+)
 
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
 TEXT_WIDTH = 60  # columns of the curve in the terminal
-AXES = {"steps": "step", "tokens": "tokens", "time": "training time", "joules": "energy (J)"}
 SYNONYMS = {"seconds": "time"}
 LONG = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # units of time
-LEGEND = 60  # columns of the flags in it
-# flags that shape no curve
-OUTPUTS = {
-    *("out", "log", "log-every", "export", "trace", "tensorboard", "profile-steps", "watchdog"),
-    *("val-every", "sample-every", "sample-tokens", "save-every", "keep", "resume"),
-}
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
 MIB = 1 << 20
 # what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one
@@ -75,183 +72,6 @@ COLORS = {"F": "#7fb2e5", "B": "#8fcf8f", "W": "#d9c56b", "U": "#c9a0dc"}
 MEANINGS = {"F": "forward", "B": "backward", "W": "weight gradients apart", "U": "update"}
 
 
-class BadLog(Exception):
-    pass
-
-
-@dataclass
-class Run:
-    path: Path
-    label: str
-    start: dict = field(default_factory=dict)  # the last start event
-    train: dict = field(default_factory=dict)  # step -> loss in nats per token
-    val: dict = field(default_factory=dict)
-    bits_per_byte: float | None = None  # of the last validation
-    costs: dict = field(
-        default_factory=dict
-    )  # step -> axis -> what this step took, None where the log does not tell
-    bars: dict = field(default_factory=dict)  # panel -> "predicted" or "measured" -> kind -> bytes
-
-    def legend(self):
-        if not self.val:
-            return self.label
-        text = f"{self.label} (validation {self.val[max(self.val)]:.4f}"
-        return text + (
-            f", {self.bits_per_byte:.4f} bits/byte)" if self.bits_per_byte is not None else ")"
-        )
-
-    def flags(self):
-        """The flags and the number of ranks, as far as they may shape a curve."""
-        flags = {**inner(self.start, "flags"), "ranks": self.start.get("ranks")}
-        return {name: str(value) for name, value in flags.items() if name not in OUTPUTS}
-
-    def positions(self, axis):
-        """Where each step lies on the axis. A validation between two logged steps lies between
-        them."""
-        if axis == "steps":
-            return {step: step for step in {*self.costs, *self.val}}
-        if not all(cost[axis] is not None for cost in self.costs.values()):
-            raise BadLog(f"{self.path}: its steps do not tell their {axis}; try --x steps")
-        where, total, before = {}, 0, None
-        waiting = sorted(self.val, reverse=True)
-        for step in sorted(self.costs):
-            gap = step - (step - 1 if before is None else before)
-            each = self.costs[step][axis] / (gap if axis == "joules" else 1)
-            while waiting and waiting[-1] < step:
-                early = waiting.pop()
-                where[early] = total + each * max(0, early - (step - gap))
-            total += each * gap
-            where[step], before = total, step
-        return {**dict.fromkeys(waiting, total), **where}
-
-    def points(self, losses, axis):
-        """Positions and losses, in the order of steps."""
-        where, steps = self.positions(axis), sorted(losses)
-        return [where[step] for step in steps], [losses[step] for step in steps]
-
-
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def events(path):
-    """Yields the events of a log, in file order."""
-    with open_regular(path) as file:
-        for line in io.TextIOWrapper(file, encoding="utf-8", errors="replace"):
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield event
-
-
-def inner(value, *keys):
-    """The object under these keys, {} where there is none."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def cost(event, joules_before):
-    ms, rate, joules = (
-        event.get(key) if is_number(event.get(key)) else None
-        for key in ("ms", "tokens_per_s", "joules")
-    )
-    return {
-        "time": ms and ms / 1000,
-        "tokens": ms and rate and round(rate * ms / 1000),
-        "joules": None if joules is None or joules_before is None else joules - joules_before,
-    }, joules
-
-
-def bars(panel, table):
-    """Kinds and their bytes; sums of others and what is zero are left out."""
-    if panel == "traffic":
-        table = {
-            f"{kind}, {link}": n
-            for link in ("intra", "inter")
-            for kind, n in inner(table, link).items()
-        }
-    return {kind: n for kind, n in table.items() if kind != "device" and is_number(n) and n > 0}
-
-
-def load(path, label):
-    run, bits, joules = Run(path, label), {}, 0
-    for event in events(path):
-        kind, step = event.get("event"), event.get("step")
-        if kind == "start":
-            joules, run.start = 0, event
-            run.bars = {
-                panel: {"predicted": bars(panel, inner(event, "predicted", panel))}
-                for panel in BARS
-            }
-        elif kind == "end":
-            run.bars = {
-                panel: {
-                    when: bars(panel, inner(event, panel, when))
-                    for when in ("predicted", "measured")
-                }
-                for panel in BARS
-            }
-        elif kind in ("step", "val") and is_number(step):
-            losses = run.train if kind == "step" else run.val
-            losses.pop(step, None)
-            if is_number(event.get("loss")):
-                losses[step] = event["loss"]
-            if kind == "val":
-                bits[step] = event.get("bits_per_byte")
-            else:
-                run.costs[step], joules = cost(event, joules)
-    last = bits[max(bits)] if bits else None
-    run.bits_per_byte = last if is_number(last) else None
-    return run
-
-
-def names(paths):
-    """The names of the logs, or of their folders where these tell more."""
-    stems = [path.stem for path in paths]
-    return [
-        (
-            path.resolve().parent.name
-            if stems.count(path.stem) > 1 or path.stem == "log"
-            else path.stem
-        )
-        for path in paths
-    ]
-
-
-def load_all(paths):
-    """The runs, labelled by the flags that differ between them, if these tell them apart; else by
-    names."""
-    runs = [load(path, name) for path, name in zip(paths, names(paths))]
-    flags = [run.flags() for run in runs]
-    differ = [name for name in flags[0] if len({one.get(name) for one in flags}) > 1]
-    labels = [", ".join(f"{name} {one.get(name) or 'none'}" for name in differ) for one in flags]
-    if differ and max(map(len, labels)) <= LEGEND and len(set(labels)) == len(runs):
-        for run, label in zip(runs, labels):
-            run.label = label
-    return runs
-
-
-def title(runs):
-    """What the runs have in common."""
-    flags = [run.flags() for run in runs]
-    common = {
-        name: value
-        for name, value in flags[0].items()
-        if all(one.get(name) == value for one in flags)
-    }
-    parts = [runs[0].label if len(runs) == 1 else "Loss"]
-    if "model" in common:
-        parts.append(Path(common["model"]).name)
-        if is_number(runs[0].start.get("parameters")):
-            parts.append(f"{runs[0].start['parameters'] / 1e6:.1f} M parameters")
-    return ", ".join(
-        parts + [f"{name} {common[name]}" for name in ("seq-len", "lr") if name in common]
-    )
-
-
 def check(runs, panels, axis):
     for run in runs:
         for panel in panels:
@@ -263,14 +83,6 @@ def check(runs, panels, axis):
                     + (" (one rank sends nothing)" if panel == "traffic" else "")
                 )
         run.positions(axis)
-
-
-def smoothed(values, count):
-    """The mean of `count` values around each one, so that the curve does not lag: of fewer at the
-    begin, where losses fall fast, and of those before it at the end."""
-    sums, last = [0, *itertools.accumulate(values)], len(values)
-    ends = [(i - min(count // 2, i), min(i + min(count // 2, i) + 1, last)) for i in range(last)]
-    return [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
 
 
 def time_unit(longest):
@@ -396,7 +208,7 @@ def read_cells(path):
             for event in json.loads(text)["traceEvents"]
             if event["ph"] == "X" and event["cat"] == "compute"
         ]
-        found = sorted(
+        found = [
             (
                 event["pid"],
                 event["ts"] / 1e6,
@@ -405,8 +217,11 @@ def read_cells(path):
                 event["args"]["micro_batch"],
             )
             for event in actions
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        ]
+        if not all(map(is_number, (n for *times, _, micro in found for n in (*times, micro)))):
+            raise ValueError
+        found.sort()
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, RecursionError):
         raise BadLog(f"{path}: this is no trace of train_gpt") from None
     cells = {}
     for rank, begin, seconds, name, micro in found:
@@ -521,10 +336,10 @@ def main():
         check(runs, panels, options.x)
         cells = read_cells(options.trace) if options.trace else {}
     except OSError as error:
-        print(f"plot: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(plain(f"plot: {error.filename}: {error.strerror}"), file=sys.stderr)
         return EXIT_INPUT
     except BadLog as error:
-        print(f"plot: {error}", file=sys.stderr)
+        print(plain(f"plot: {error}"), file=sys.stderr)
         return EXIT_INPUT
     try:
         import matplotlib

@@ -70,6 +70,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import plot
+import run_log
 from reproduce import (
     EXIT_FAILED,
     SCRIPTS,
@@ -223,7 +224,7 @@ def cores():
 
 
 def found_events(log, kind):
-    return [event for event in plot.events(log) if event.get("event") == kind]
+    return [event for event in run_log.events(log) if event.get("event") == kind]
 
 
 def step_ms(log):

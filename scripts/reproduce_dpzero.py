@@ -58,6 +58,7 @@ from pathlib import Path
 
 import dpzero_curves
 import plot
+import run_log
 from reproduce import (
     EXIT_RESOURCES,
     SCRIPTS,
@@ -324,7 +325,7 @@ class Row:
 def by_kind(log):
     """The events of a log, in lists."""
     found = {}
-    for event in plot.events(log):
+    for event in run_log.events(log):
         found.setdefault(event.get("event"), []).append(event)
     return found
 
@@ -679,7 +680,7 @@ def train_all(plan, runner, options):
 
 def validations(log):
     """The val events of a log, the last of each step."""
-    return {event["step"]: event for event in plot.events(log) if event.get("event") == "val"}
+    return {event["step"]: event for event in run_log.events(log) if event.get("event") == "val"}
 
 
 def last_validation(log):

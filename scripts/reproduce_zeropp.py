@@ -51,7 +51,7 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import plot
+import run_log
 from reproduce import (
     SCRIPTS,
     Claim,
@@ -309,7 +309,7 @@ def rate_name(rate):
 
 def read_row(log, shape, rate, variant, repeat):
     found = {}
-    for event in plot.events(log):
+    for event in run_log.events(log):
         found.setdefault(event.get("event"), []).append(event)
     start, steps, end = (
         found["start"][-1],
@@ -489,14 +489,14 @@ def loss_table(logs):
 def step_losses(log):
     """By step; a resumed run tells some steps twice, of which the last counts."""
     losses = {}
-    for event in plot.events(log):
+    for event in run_log.events(log):
         if event.get("event") == "step":
             losses[event["step"]] = event["loss"] or math.nan
     return [losses[step] for step in sorted(losses)]
 
 
 def final_loss(log):
-    found = plot.load(log, log.parent.name).val
+    found = run_log.load(log, log.parent.name).val
     return found[max(found)]
 
 

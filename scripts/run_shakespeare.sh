@@ -21,5 +21,8 @@ recipe "$ranks" ./train_gpt \
     --final-lr-fraction 0 \
     --val-every 1500 --val-batches -1 --sample-every 1500 --sample-tokens 400 --temperature 0.8 \
     --save-every 500 --keep 2 --out "$out" --log "$out/log.jsonl" "$@"
-# --dry-run and the like log nothing.
-[ ! -e "$out/log.jsonl" ] || "$python" scripts/plot.py "$out/log.jsonl" --out "$out/loss.png"
+# --dry-run and the like log nothing. Without plotly there is no page, which it says.
+if [ -e "$out/log.jsonl" ]; then
+    "$python" scripts/plot.py "$out/log.jsonl" --out "$out/loss.png"
+    "$python" scripts/report.py "$out" || true
+fi

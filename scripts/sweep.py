@@ -45,7 +45,7 @@ import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import plot
+import run_log
 from regular_files import read_regular
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
@@ -286,7 +286,7 @@ def measure(run):
     row = {"run": run.name, "state": record["state"], "message": record["message"]}
     if not run.log.exists():
         return row
-    log = plot.load(run.log, run.name)
+    log = run_log.load(run.log, run.name)
     row["steps"] = max(log.costs, default=0)
     if log.val:
         row["val loss"], row["bits/byte"] = log.val[max(log.val)], log.bits_per_byte

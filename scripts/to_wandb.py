@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from plot import EXIT_INPUT, EXIT_RESOURCES, events, inner, is_number, load, names
+from run_log import EXIT_INPUT, EXIT_RESOURCES, events, inner, is_number, load, names
 
 GROUPS = {"step": "train", "val": "val", "hellaswag": "hellaswag"}  # of events with values
 

@@ -15,7 +15,6 @@ Standard library only. Exit status: 0 done, 2 the log cannot be read.
 
 import argparse
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -24,30 +23,23 @@ import sys
 import time
 from pathlib import Path
 
-from plot import EXIT_INPUT, inner, is_number
 from regular_files import open_regular
+from run_log import EXIT_INPUT, Run, inner, is_number, number, plain, size_text
 
 RECENT = 50  # steps in means
 SILENT = 60  # seconds without a new event, and so many times a step, until it is a fault
 COLORS = {"title": "1", "bar": "32", "faults": "31"}  # of lines; faults, where there are any
 
 
-class Follower:
-    """What the log says so far."""
-
-    def __init__(self, path):
-        self.path = path
-        self.begin()
+class Follower(Run):
+    """What the log says so far, read whenever it has grown."""
 
     def begin(self):
+        super().begin()
         self.offset, self.rest = 0, b""
-        self.start, self.last = {}, ""  # the last start event; kind of the last event
-        self.losses, self.vals = {}, {}  # step -> loss
-        self.steps, self.val, self.slow = [], {}, True  # the newest events; only a slow step?
-        self.step, self.torn, self.starts, self.lost = 0, 0, [], []
+        self.steps, self.slow = [], True  # the newest events; only a slow step?
 
     def read(self):
-        """Reads what is new. Returns whether anything is."""
         with open_regular(self.path) as file:
             if file.seek(0, os.SEEK_END) < self.offset:
                 self.begin()  # a new run has begun the file again
@@ -56,48 +48,22 @@ class Follower:
         self.offset += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            try:
-                event = json.loads(line)
-                self.add(event, event["event"], event.get("step"))
-            except (ValueError, TypeError, KeyError):
-                self.torn += 1
-        return bool(data)
+            self.add_line(line)
 
-    def add(self, event, kind, step):
-        self.last = kind
-        if kind == "start":
-            self.starts.append(self.step)
-            self.start, self.steps, self.slow = event, [], True
-        if kind not in ("step", "val") or not isinstance(step, int):
-            return
-        self.step = step
-        losses = self.losses if kind == "step" else self.vals
-        losses.pop(step, None)
-        if is_number(event.get("loss")):
-            losses[step] = event["loss"]
-        elif kind == "step" and not self.private():
-            self.lost.append(step)
-        if kind == "val":
-            self.val = event
-        else:
-            # the first step after a start is slow: it counts until there is another
-            kept = self.steps[1 - RECENT :] if len(self.steps) > 1 or not self.slow else []
-            self.slow &= not self.steps
-            self.steps = [*kept, event]
+    def add_start(self, event):
+        super().add_start(event)
+        self.steps, self.slow = [], True
 
-    def private(self):
-        return bool(self.start.get("privacy"))
+    def add_step(self, event, step):
+        super().add_step(event, step)
+        # the first step after a start is slow: it counts until there is another
+        kept = self.steps[1 - RECENT :] if len(self.steps) > 1 or not self.slow else []
+        self.slow &= not self.steps
+        self.steps = [*kept, event]
 
     def mean(self, key):
         values = [event[key] for event in self.steps if is_number(event.get(key))]
         return sum(values) / len(values) if values else None
-
-    def total(self):
-        """The steps of the run; 0: not known."""
-        steps = self.start.get("steps", inner(self.start, "flags").get("steps"))
-        allowed = inner(self.start, "privacy").get("steps")
-        found = [n for n in (steps, allowed) if isinstance(n, int) and n > 0]
-        return min(found, default=0)
 
 
 def clock(seconds):
@@ -117,15 +83,8 @@ def step_time(seconds):
 
 
 def faults(run, silent):
-    found = []
-    if len(run.starts) > 1:
-        found.append("started again after step " + ", ".join(map(str, run.starts[1:][-5:])))
-    if run.lost:
-        losses = f"{len(run.lost)} loss{'es' * (len(run.lost) > 1)}"
-        found.append(f"{losses} not finite, the last at step {run.lost[-1]}")
-    if run.torn:
-        found.append(f"{run.torn} line{'s' * (run.torn > 1)} cut off")
-    every = inner(run.start, "flags").get("log-every") or 1
+    found = run.faults()
+    every = number(inner(run.start, "flags"), "log-every") or 1
     if run.last != "end" and silent > SILENT * max(1, every * (run.mean("ms") or 0) / 1000):
         found.append(f"no news for {clock(silent)}")
     return "; ".join(found) or "none"
@@ -135,13 +94,13 @@ def rows(run, silent):
     """Names and texts of the lines above the curve."""
     total, flags = run.total(), inner(run.start, "flags")
     state = "ended at" if run.last == "end" else "at"
-    parameters = run.start.get("parameters")
-    size = f"{parameters / 1e6:.1f} M parameters, " if is_number(parameters) else ""
+    parameters = number(run.start, "parameters")
+    size = "" if parameters is None else f"{size_text(parameters)}, "
     ranks = run.start.get("ranks", 1)
     name = Path(str(flags.get("model", "?"))).name
     yield "model", f"{size}{ranks} rank{'s' * (ranks != 1)}, {run.start.get('compute')}, {name}"
     left = (total - run.step) * (run.mean("ms") or 0) / 1000
-    end = time.strftime("%a %H:%M", time.localtime(time.time() + left)) if left < 1e9 else "?"
+    end = time.strftime("%a %H:%M", time.localtime(time.time() + left)) if 0 <= left < 1e9 else "?"
     goes_on = run.last != "end" and total and run.steps
     ending = f", {clock(left)} left, ends around {end}" if goes_on else ""
     yield "step", f"{state} {run.step}" + (f" of {total}" if total else "") + ending
@@ -153,22 +112,23 @@ def rows(run, silent):
         )
     recent = [event["loss"] for event in run.steps if is_number(event.get("loss"))]
     if recent:
-        norm, lr = (run.steps[-1].get(key) or 0 for key in ("grad_norm", "lr"))
+        norm, lr = (number(run.steps[-1], key) or 0 for key in ("grad_norm", "lr"))
         yield "loss", (
             f"{recent[-1]:.4f}, mean of {len(recent)}: {sum(recent) / len(recent):.4f},"
             f" norm {norm:.3f}, lr {lr:.2e}"
         )
-    if is_number(run.val.get("loss")):
-        bits, before = run.val.get("bits_per_byte"), min(run.vals.values())
+    val = [*run.vals.values()][-1] if run.vals else {}
+    if is_number(val.get("loss")):
+        bits, before = val.get("bits_per_byte"), min(run.val.values())
         yield "validation", (
-            f"{run.val['loss']:.4f} at step {run.val['step']}, lowest {before:.4f}"
+            f"{val['loss']:.4f} at step {val['step']}, lowest {before:.4f}"
             + (f", {bits:.4f} bits/byte" if is_number(bits) else "")
         )
     if run.private():
-        promised, spent = inner(run.start, "privacy").get("epsilon"), run.val.get("epsilon")
+        promised, spent = number(inner(run.start, "privacy"), "epsilon"), val.get("epsilon")
         yield "epsilon", (
-            (f"{spent:.4f} at step {run.val['step']}" if is_number(spent) else "not yet logged")
-            + (f", {promised:.4f} at the end" if is_number(promised) else "")
+            (f"{spent:.4f} at step {val['step']}" if is_number(spent) else "not yet logged")
+            + ("" if promised is None else f", {promised:.4f} at the end")
         )
     yield "faults", faults(run, silent)
 
@@ -188,17 +148,17 @@ def curve(run, width, height, dots):
     label = 10
     width -= label + 1
     across, down = (2, 4) if dots else (1, 1)
-    steps = {*run.losses, *run.vals}
+    steps = {*run.train, *run.val}
     if height < 3 or width < 10 or not steps:
         return []
     first, last = min(steps), max(steps)
-    means = columns(run.losses, width * across, first, last)
-    points = columns(run.vals, width, first, last)
+    means = columns(run.train, width * across, first, last)
+    points = columns(run.val, width, first, last)
     known = sorted(x for x in (*means, *points) if x is not None)
     low, high = known[0], known[min(len(known) - 1, 19 * len(known) // 20)]
     high = high if high > low else low + 1e-9
     levels = (height - 1) * down
-    level = lambda x: round((levels - 1) * (high - min(x, high)) / (high - low))
+    level = lambda x: round((levels - 1) * (high - min(x, high)) / (high - low or 1))
     cells = [[0] * width for _ in range(height - 1)]
     bits = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of braille characters
     before = None
@@ -224,10 +184,10 @@ def page(run, silent, width, height, dots=True):
     done = min(1.0, run.step / run.total()) if run.total() else 0
     room = width - 9
     bar = "#" * int(room * done)
-    lines = [("title", f"train_gpt  {run.path}"[:width])]
+    lines = [("title", f"train_gpt  {plain(run.path)}"[:width])]
     lines += [("bar", f"[{bar.ljust(room, '.')}]{100 * done:5.1f} %")] if run.total() else []
     for name, text in rows(run, silent):
-        lines.append(("" if text == "none" else name, f"{name:<11}{text}"[:width]))
+        lines.append(("" if text == "none" else name, f"{name:<11}{plain(text)}"[:width]))
     lines += [("curve", line) for line in curve(run, width, height - len(lines), dots)]
     return lines[:height]
 
@@ -299,10 +259,10 @@ def main():
         if run.starts or run.step:
             show(run, False)
         else:
-            print(f"watch.py: {options.log}: no event of a run in it", file=sys.stderr)
+            print(f"watch.py: {plain(options.log)}: no event of a run in it", file=sys.stderr)
             return EXIT_INPUT
     except OSError as error:
-        print(f"watch.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"watch.py: {plain(error.filename)}: {error.strerror}", file=sys.stderr)
         return EXIT_INPUT
     return 0
 

@@ -145,6 +145,9 @@ def read_log(found, path, ignored):
     seen = collections.Counter()
     for line in path.read_text().splitlines():
         event = json.loads(line, parse_float=str)
+        event.pop("command", None)  # it names the program
+        if event["event"] == "sample":
+            continue  # what is printed has it, too
         what = f"{event.pop('event')} {event.get('step', '')}".strip()
         seen[what] += 1
         if seen[what] > 1:

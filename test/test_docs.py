@@ -569,7 +569,7 @@ class Started(unittest.TestCase):
             text = " ".join(case[2])
             if "prepare_data" in text:
                 begins[0].append(case)
-            elif re.search(r"plot\.py|watch\.py|_huggingface|--delink ", text):
+            elif re.search(r"(plot|watch|report)\.py|_huggingface|--delink ", text):
                 begins[2].append(case)
             elif case not in left_out:
                 begins[1].append(case)
@@ -586,7 +586,8 @@ class Started(unittest.TestCase):
         if "_huggingface" in " ".join(words):
             return  # Export
         with self.subTest(where, command=shlex.join(words)):
-            if done.returncode == EXIT_RESOURCES and "prepare_data" in " ".join(words):
+            needs = re.search(r"(prepare_data|report)\.py", shlex.join(words))
+            if done.returncode == EXIT_RESOURCES and needs:
                 self.skipTest(done.stderr)
             if done.returncode and self.project.missing:
                 self.skipTest(f"prepare_data.py {self.project.missing[0]}: not here")

@@ -86,6 +86,7 @@ class Inputs(InFolder):
             ["plot.py", "INPUT", "--out", "plot.png"],
             ["plot.py", "--trace", "INPUT", "--out", "plot.png"],
             ["watch.py", "INPUT", "--once"],
+            ["report.py", "INPUT"],
             ["sweep.py", "INPUT"],
             ["to_wandb.py", "INPUT", "events"],
             ["to_huggingface.py", "INPUT", "folder"],

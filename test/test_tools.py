@@ -894,7 +894,7 @@ class Reproduces(InFolder):
         return path.read_text().splitlines() if path.exists() else []
 
     def scripts(self, *names):
-        for name in (*names, "reproduce.py", "plot.py", "regular_files.py"):
+        for name in (*names, "reproduce.py", "plot.py", "run_log.py", "regular_files.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         self.write("docs/results.md", (ROOT / "docs/results.md").read_text())
 
