@@ -480,7 +480,7 @@ static void prepare(Job *j) {
     check_memory(plan, &j->comm);
     if (privacy_hides(&j->config.privacy)) { files_time = time(NULL); }
     if (first && export_is_folder(o->export_file)) {
-        huggingface_keep_tokenizer(&j->kept, &j->data.tokenizer, &plan->model.config);
+        huggingface_keep_tokenizer(&j->kept, &j->data.tokenizer, &plan->model);
     }
     const EventFile board = event_file_open(first ? o->tensorboard : "");
     if (saves && first) { out_folder_prepare(o->out, o->resume != 0); }

@@ -427,7 +427,9 @@ static inline int hf_write_text(const char *folder, const char *name, const char
     FileWriter w;
     writer_open(&w, text_of("%s/%s", folder, name).at);
     writer_add(&w, text, bytes);
-    return writer_close(&w);
+    const int error = writer_close(&w);
+    if (error) { fprintf(stderr, "warning: cannot write %s: %s\n", w.path.at, strerror(error)); }
+    return error;
 }
 static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;

@@ -325,7 +325,7 @@ static inline void hf_rotary(const HfConfig *c, GptConfig *config) {
                                                                   : config->max_seq_len;
 }
 // What --export writes beside the model, as it was in the folder that the model came from.
-enum { HF_GENERATION, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILE_BYTES = 1 << 28 };
+enum { HF_GENERATION, HF_TOKENIZER, HF_TOKENIZER_CONFIG };
 static const char *const hf_files[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -366,8 +366,7 @@ static inline HfKept hf_keep(const HfConfig *c, const char *folder) {
     for (int i = 0; speaker.rank == 0 && i < LENGTH_OF(hf_files); i++) {
         const Text path = text_of("%s/%s", folder, hf_files[i]);
         if (access(path.at, F_OK)) { continue; }
-        kept.file[i].text =
-            read_file(path.at, HUGGINGFACE_HINT, HF_FILE_BYTES, &kept.file[i].bytes);
+        kept.file[i].text = read_file(path.at, HUGGINGFACE_HINT, JSON_BYTES, &kept.file[i].bytes);
     }
     return kept;
 }

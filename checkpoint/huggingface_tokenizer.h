@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "checkpoint/huggingface_config.h"
 #include "model/config.h"
+#include "model/gpt.h"
 #include "text/bpe.h"
 #include "text/encoder.h"
 #include "text/tokenizer.h"
@@ -94,7 +95,7 @@ static inline bool hf_has_tokenizer(const HfKept *kept) {
     return has;
 }
 // Takes a tokenizer.json, and makes what AutoTokenizer reads beside it.
-static inline void hf_take_tokenizer(HfKept *kept, const GptConfig *c, char *json, size_t bytes,
+static inline void hf_take_tokenizer(HfKept *kept, const GptModel *m, char *json, size_t bytes,
                                      const char *end) {
     TextBuffer text = {};
     hf_drop_tokenizer(kept);
@@ -106,19 +107,23 @@ static inline void hf_take_tokenizer(HfKept *kept, const GptConfig *c, char *jso
     text_add(&text,
              ",\n  \"model_max_length\": %" PRId64
              ",\n  \"clean_up_tokenization_spaces\": false\n}\n",
-             c->max_seq_len);
+             m->config.max_seq_len);
     hf_take_file(kept, HF_TOKENIZER_CONFIG, text.text, text.length);
+    if (!strcmp(m->arch->name, "qwen2")) {
+        printf("note: AutoTokenizer of transformers 5 cuts words as Qwen does for every qwen2; "
+               "PreTrainedTokenizerFast reads the exported tokenizer as it is\n");
+    }
 }
 // Takes a tokenizer.json byte for byte. Ends the program (EXIT_INPUT) if it lies beside a
 // tokenizer.bin and has other tokens; of kinds that the program does not read it cannot know.
-static inline void hf_copy_tokenizer(HfKept *kept, const Tokenizer *t, const GptConfig *c,
+static inline void hf_copy_tokenizer(HfKept *kept, const Tokenizer *t, const GptModel *m,
                                      const char *path) {
     HfFile file = {}, *old = &kept->file[HF_TOKENIZER];
     int length;
     const char *end = (const char *)tokenizer_decode(t, t->eot, &length);
-    file.text = read_file(path, TOKENIZER_HINT, HF_FILE_BYTES, &file.bytes);
+    file.text = read_file(path, TOKENIZER_HINT, JSON_BYTES, &file.bytes);
     if (!t->from_json && strstr(file.text, "\"ByteLevel\"")) {
-        Tokenizer beside = tokenizer_open(path, (int32_t)c->vocab);
+        Tokenizer beside = tokenizer_open(path, (int32_t)m->config.vocab);
         encode_check_same(t, path, beside.id);
         tokenizer_close(&beside);
     }
@@ -126,12 +131,12 @@ static inline void hf_copy_tokenizer(HfKept *kept, const Tokenizer *t, const Gpt
         free(file.text); // the folder's, with all that is beside it
         return;
     }
-    hf_take_tokenizer(kept, c, file.text, file.bytes, text_of("%.*s", length, end).at);
+    hf_take_tokenizer(kept, m, file.text, file.bytes, text_of("%.*s", length, end).at);
 }
 // Adds the run's tokenizer, and the token that ends its texts, to what --export writes. Rank 0
 // calls it.
-static inline void huggingface_keep_tokenizer(HfKept *kept, const Tokenizer *t,
-                                              const GptConfig *c) {
+static inline void huggingface_keep_tokenizer(HfKept *kept, const Tokenizer *t, const GptModel *m) {
+    const GptConfig *c = &m->config;
     const bool of_bytes = t->vocab == BYTE_TOKENS && encode_has_bytes(t), of_gpt2 = c->theta == 0;
     const bool known = t->from_file || (of_bytes && !hf_has_tokenizer(kept));
     char beside[1100];
@@ -147,12 +152,12 @@ static inline void huggingface_keep_tokenizer(HfKept *kept, const Tokenizer *t,
         printf("note: --export writes no tokenizer: %s has %d tokens, and the model %" PRId64 "\n",
                t->path, (int)t->vocab, c->vocab);
     } else if (t->from_json) {
-        hf_copy_tokenizer(kept, t, c, t->path);
+        hf_copy_tokenizer(kept, t, m, t->path);
     } else if (t->path && encode_beside(t->path, beside, sizeof beside)) {
-        hf_copy_tokenizer(kept, t, c, beside);
+        hf_copy_tokenizer(kept, t, m, beside);
     } else if (known && (of_bytes || tokenizer_same(t->id, gpt2_tokenizer))) {
         const TextBuffer json = hf_tokenizer_json(t, of_bytes);
-        hf_take_tokenizer(kept, c, json.text, json.length, end_of_text_names[0]);
+        hf_take_tokenizer(kept, m, json.text, json.length, end_of_text_names[0]);
     } else if (known) {
         hf_drop_tokenizer(kept);
         printf("note: --export writes no tokenizer: the merges of %s are not known; its "

@@ -56,8 +56,8 @@ static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vo
 }
 // Returns the tokenizer file of the run, or NULL: --tokenizer, or one that is stored next to the
 // shards, those for training first. --prompt, and --export of a folder without data, also take that
-// of the checkpoint and, with GPT-2's vocabulary, the one next to the default shards; --prompt takes
-// the one in the model's folder, too. `path` (of `bytes` bytes) is space for its name.
+// of the checkpoint and, with GPT-2's vocabulary, the one next to the default shards; --prompt also
+// takes the one in the model's folder. `path` (of `bytes` bytes) is space for its name.
 static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec, bool validates,
                                          char *path, size_t bytes) {
     const Options *o = &c->options;

@@ -260,7 +260,7 @@ static inline void encode_read_model(Encoder *e, const TokenizerJson *t) {
     free(joined.text);
 }
 
-// Ends the program (EXIT_INPUT) unless a tokenizer.json, whose id is given, has a tokenizer's tokens.
+// Ends the program (EXIT_INPUT) unless a tokenizer.json, of this id, has a tokenizer's tokens.
 static inline void encode_check_same(const Tokenizer *t, const char *path, TokenizerId id) {
     if (tokenizer_same(id, t->id)) { return; }
     die(EXIT_INPUT, ENCODE_HINT,
