@@ -29,6 +29,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "checkpoint/folders.h"
 #include "checkpoint/huggingface.h"
 #include "checkpoint/huggingface_config.h"
+#include "checkpoint/huggingface_tokenizer.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
 #include "cli/option_parser.h"
@@ -478,6 +479,9 @@ static void prepare(Job *j) {
     if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
     check_memory(plan, &j->comm);
     if (privacy_hides(&j->config.privacy)) { files_time = time(NULL); }
+    if (first && export_is_folder(o->export_file)) {
+        huggingface_keep_tokenizer(&j->kept, &j->data.tokenizer, &plan->model);
+    }
     const EventFile board = event_file_open(first ? o->tensorboard : "");
     if (saves && first) { out_folder_prepare(o->out, o->resume != 0); }
     const int error = saves && first ? tokenizer_keep(&j->data.tokenizer, o->out) : 0;

@@ -427,7 +427,9 @@ static inline int hf_write_text(const char *folder, const char *name, const char
     FileWriter w;
     writer_open(&w, text_of("%s/%s", folder, name).at);
     writer_add(&w, text, bytes);
-    return writer_close(&w);
+    const int error = writer_close(&w);
+    if (error) { fprintf(stderr, "warning: cannot write %s: %s\n", w.path.at, strerror(error)); }
+    return error;
 }
 static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;
@@ -447,8 +449,9 @@ static inline int hf_write_config(const StatePlan *s, const char *folder, const 
              kept->ids ? kept->ids : "  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n",
              s->dtype == DTYPE_BF16 ? "bfloat16" : "float32");
     int error = 0;
-    if (kept->generation) {
-        error = hf_write_text(folder, "generation_config.json", kept->generation, kept->bytes);
+    for (int i = 0; !error && i < LENGTH_OF(hf_files); i++) {
+        const HfFile *file = &kept->file[i];
+        if (file->text) { error = hf_write_text(folder, hf_files[i], file->text, file->bytes); }
     }
     if (!error) { error = hf_write_text(folder, "config.json", t.text, t.length); }
     free(t.text);
@@ -481,6 +484,7 @@ static inline bool export_is_file(const char *path) {
     const size_t n = strlen(path);
     return n > 4 && !strcmp(path + n - 4, ".bin");
 }
+static inline bool export_is_folder(const char *path) { return *path && !export_is_file(path); }
 // Writes the model to the file or folder of --export. Returns 0 or an errno. All ranks call it.
 static inline int export_write(const char *path, const HfKept *kept, Store *s) {
     return export_is_file(path) ? model_file_write(path, s) : huggingface_write(path, kept, s);

@@ -162,7 +162,6 @@ static const HfKey hf_keys[] = {
             NULL),
 };
 
-enum { GENERATION_BYTES = 1 << 20 }; // of a generation_config.json, at most
 typedef struct {
     Text path;
     Json json;
@@ -325,15 +324,27 @@ static inline void hf_rotary(const HfConfig *c, GptConfig *config) {
                                : json_get(j, rope, original) >= 0 ? hf_size(c, rope, original)
                                                                   : config->max_seq_len;
 }
-// What --export keeps of the folder that a model came from.
+// What --export writes beside the model, as it was in the folder that the model came from.
+enum { HF_GENERATION, HF_TOKENIZER, HF_TOKENIZER_CONFIG };
+static const char *const hf_files[] = {"generation_config.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "tokenizer.model",
+                                       "chat_template.jinja"};
 typedef struct {
-    char *ids;        // lines of config.json; NULL: the model came from elsewhere
-    char *generation; // generation_config.json; NULL: there was none
-    size_t bytes;     // of generation
+    char *text; // NULL: none
+    size_t bytes;
+} HfFile;
+typedef struct {
+    char *ids;                        // lines of config.json; NULL: not known
+    HfFile file[LENGTH_OF(hf_files)]; // of rank 0, which writes
 } HfKept;
 static inline HfKept hf_keep(const HfConfig *c, const char *folder) {
     static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-    const Text path = text_of("%s/generation_config.json", folder);
     const Json *j = &c->json;
     TextBuffer ids = {};
     text_add(&ids, "%s", "");
@@ -352,8 +363,10 @@ static inline HfKept hf_keep(const HfConfig *c, const char *folder) {
         text_add(&ids, "%s,\n", list ? "]" : "");
     }
     HfKept kept = {.ids = ids.text};
-    if (!access(path.at, F_OK)) {
-        kept.generation = read_file(path.at, HUGGINGFACE_HINT, GENERATION_BYTES, &kept.bytes);
+    for (int i = 0; speaker.rank == 0 && i < LENGTH_OF(hf_files); i++) {
+        const Text path = text_of("%s/%s", folder, hf_files[i]);
+        if (access(path.at, F_OK)) { continue; }
+        kept.file[i].text = read_file(path.at, HUGGINGFACE_HINT, JSON_BYTES, &kept.file[i].bytes);
     }
     return kept;
 }

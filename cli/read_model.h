@@ -75,7 +75,8 @@ static inline ModelSpec read_model(Config *c, const Machine *m, HfKept *kept, Co
     if (huggingface_is(o->model)) {
         spec.file = o->model;
         spec.huggingface = true;
-        config = huggingface_config(o->model, &spec.file_dtype, *o->export_file ? kept : NULL);
+        config = huggingface_config(o->model, &spec.file_dtype,
+                                    export_is_folder(o->export_file) ? kept : NULL);
     } else if (checkpoint_model(o->model, &config, &share, optimizer)) {
         spec.file = o->model;
         if (options_prompts(&c->given)) { o->optimizer = optimizer_named(optimizer); }

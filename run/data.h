@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "base/files.h"
 #include "base/readable.h"
+#include "checkpoint/huggingface.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
 #include "dataloader.h"
@@ -54,21 +55,23 @@ static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vo
     return found ? path : NULL;
 }
 // Returns the tokenizer file of the run, or NULL: --tokenizer, or one that is stored next to the
-// shards, those for training first. --prompt also takes that of the checkpoint, the one in the
-// model's folder and, with GPT-2's vocabulary, the one next to the default shards. `path` (of
-// `bytes` bytes) is space for its name.
+// shards, those for training first. --prompt, and --export of a folder without data, also take that
+// of the checkpoint and, with GPT-2's vocabulary, the one next to the default shards; --prompt also
+// takes the one in the model's folder. `path` (of `bytes` bytes) is space for its name.
 static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec, bool validates,
                                          char *path, size_t bytes) {
     const Options *o = &c->options;
     const bool prompts = options_prompts(&c->given), *given = c->given.at;
     const bool trains = o->steps || given[OPTION_INDEX_train];
+    const bool exports = export_is_folder(o->export_file) && !trains && !validates;
+    const bool wants = prompts || (exports && !spec->huggingface);
     if (*o->tokenizer) { return o->tokenizer; }
     const char *file = trains ? tokenizer_find(o->train, path, bytes) : NULL;
-    if (!file && (validates || (prompts && given[OPTION_INDEX_val]))) {
+    if (!file && (validates || (wants && given[OPTION_INDEX_val]))) {
         file = tokenizer_find(o->val, path, bytes);
     }
     Text lost = text_of("%s", "");
-    if (!file && prompts && spec->begun.units) {
+    if (!file && wants && spec->begun.units) {
         const int32_t vocab = (int32_t)spec->model.config.vocab;
         file = tokenizer_of_checkpoint(spec->file, vocab, path, bytes);
         if (!file) { lost = text_of("%s", path); }
@@ -77,10 +80,10 @@ static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec,
         snprintf(path, bytes, "%s/tokenizer.json", spec->file);
         file = access(path, R_OK) ? NULL : path;
     }
-    if (!file && prompts && spec->model.config.vocab == GPT2_EOT + 1) {
+    if (!file && wants && spec->model.config.vocab == GPT2_EOT + 1) {
         file = tokenizer_find(o->train, path, bytes);
     }
-    if (!file && *lost.at) {
+    if (!file && prompts && *lost.at) {
         die(EXIT_INPUT, "give it by --tokenizer",
             "--prompt: the tokenizer of %s is neither beside it nor where it was: %s", spec->file,
             lost.at);

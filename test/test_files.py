@@ -767,8 +767,8 @@ class Inputs(unittest.TestCase):
         makes += [("config.json", endless), ("model.safetensors.index.json", endless)]
         cases = [(name, dict(model=self.folder(name, make))) for name, make in makes]
         for make in (*self.KINDS.values(), endless):
-            folder = self.folder("generation_config.json", make)
-            cases.append(("generation_config.json", dict(model=folder, export="new")))
+            for name in ("generation_config.json", "tokenizer.json"):
+                cases.append((name, dict(model=self.folder(name, make), export="new")))
         self.refused(*cases)
 
     def test_files_of_an_index(self):

@@ -81,7 +81,6 @@ class Inputs(InFolder):
         os.mkfifo(self.folder / "pipe.json")
         (self.folder / "zero.json").symlink_to("/dev/zero")
         text = self.write("text.txt", some_text(2000))
-        model = ROOT / "test/golden/gpt_tiny_model.bin"
         cases = [
             ["plot.py", "INPUT", "--out", "plot.png"],
             ["plot.py", "--trace", "INPUT", "--out", "plot.png"],
@@ -89,9 +88,6 @@ class Inputs(InFolder):
             ["report.py", "INPUT"],
             ["sweep.py", "INPUT"],
             ["to_wandb.py", "INPUT", "events"],
-            ["to_huggingface.py", "INPUT", "folder"],
-            ["to_huggingface.py", model, "folder", "--tokenizer", "INPUT"],
-            ["from_huggingface.py", "INPUT", "model.bin"],
             ["prepare_data.py", "--out", self.out, "INPUT"],
             ["prepare_data.py", "--out", self.out, "--tokenizer", "INPUT", text],
         ]
@@ -100,24 +96,6 @@ class Inputs(InFolder):
                 with self.subTest(name, path=path, words=words):
                     given = [path if word == "INPUT" else word for word in words]
                     self.refused(SCRIPTS / name, *given)
-
-    def test_files_of_folders(self):
-        folder = self.folder / "model"
-        for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
-            for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
-                shutil.rmtree(folder, ignore_errors=True)
-                run(
-                    PYTHON,
-                    SCRIPTS / "to_huggingface.py",
-                    ROOT / "test/golden/gpt_tiny_model.bin",
-                    folder,
-                )
-                (folder / "model.safetensors").rename(folder / "part")
-                if name == "config.json":
-                    (folder / name).unlink()
-                make(folder / name)
-                with self.subTest(name, make=make):
-                    self.refused(SCRIPTS / "from_huggingface.py", folder, "model.bin")
 
     def test_what_an_earlier_run_left(self):
         """A stamp and progress that are pipes say nothing; images that are pipes are bad input."""

@@ -260,6 +260,13 @@ static inline void encode_read_model(Encoder *e, const TokenizerJson *t) {
     free(joined.text);
 }
 
+// Ends the program (EXIT_INPUT) unless a tokenizer.json, of this id, has a tokenizer's tokens.
+static inline void encode_check_same(const Tokenizer *t, const char *path, TokenizerId id) {
+    if (tokenizer_same(id, t->id)) { return; }
+    die(EXIT_INPUT, ENCODE_HINT,
+        "%s: expected the tokens of %s (" TOKENIZER_ID "), found others (" TOKENIZER_ID ")", path,
+        t->path, TOKENIZER_ID_OF(t->id), TOKENIZER_ID_OF(id));
+}
 // Opens the encoder of a tokenizer.json, which has the tokens of `tokenizer`.
 static inline Encoder encode_open_json(const Tokenizer *tokenizer, const char *path) {
     TokenizerJson t = tokenizer_json_open(path);
@@ -270,11 +277,7 @@ static inline Encoder encode_open_json(const Tokenizer *tokenizer, const char *p
     const TokenizerId id = {.vocab = t.vocab,
                             .hash = tokenizer_hash(t.vocab, tokenizer_json_end(&t), text, size)};
     free(text);
-    if (!tokenizer_same(id, tokenizer->id)) {
-        die(EXIT_INPUT, ENCODE_HINT,
-            "%s: expected the tokens of %s (" TOKENIZER_ID "), found others (" TOKENIZER_ID ")",
-            path, tokenizer->path, TOKENIZER_ID_OF(tokenizer->id), TOKENIZER_ID_OF(id));
-    }
+    encode_check_same(tokenizer, path, id);
     Encoder e = encoder_open(tokenizer, json_members(j, json_get(j, 0, "added_tokens")),
                              json_members(j, json_get(j, model, "vocab")),
                              json_members(j, json_get(j, model, "merges")));
@@ -293,13 +296,10 @@ static inline Encoder encode_open_json(const Tokenizer *tokenizer, const char *p
 // -------------------------------------------------------------------------------------------------
 // Other tokenizers
 
-// Opens the encoder of GPT-2's tokenizer file. It has no merges, but a token's id is its rank: the
-// merge that makes a token joins the two tokens that its bytes become by the merges before.
-static inline Encoder encode_open_gpt2(const Tokenizer *t) {
+// Finds the merges of GPT-2's tokenizer file. It has none, but a token's id is its rank: the merge
+// that makes a token joins the two tokens that its bytes become by the merges before.
+static inline Encoder encode_merges_of_gpt2(const Tokenizer *t) {
     Encoder e = encoder_open(t, 1, t->vocab, t->vocab);
-    if (!words_open(&e.cut[e.cuts++], WORDS_GPT2)) {
-        die(EXIT_RESOURCES, NULL, "PCRE2 cannot read GPT-2's pattern");
-    }
     token_table_add(&e.added[ADDED_LITERAL], t, t->eot);
     for (int32_t id = 0; id < t->eot; id++) {
         int length;
@@ -313,6 +313,13 @@ static inline Encoder encode_open_gpt2(const Tokenizer *t) {
                 t->path, (int)id);
         }
         bpe_add(&e.bpe, e.bpe.part[0].token, e.bpe.part[second].token, id, id);
+    }
+    return e;
+}
+static inline Encoder encode_open_gpt2(const Tokenizer *t) {
+    Encoder e = encode_merges_of_gpt2(t);
+    if (!words_open(&e.cut[e.cuts++], WORDS_GPT2)) {
+        die(EXIT_RESOURCES, NULL, "PCRE2 cannot read GPT-2's pattern");
     }
     return e;
 }

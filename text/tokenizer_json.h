@@ -47,14 +47,16 @@ tokenizer_json_refuse(const TokenizerJson *t, const char *expected, int value) {
         (int)min_i64((int64_t)bytes, 40), text);
 }
 
-// GPT-2's alphabet: a byte that can be seen stands for itself; the others, in order, are the
-// characters from 0x100 on.
+// Returns the character of GPT-2's alphabet for a byte: one that can be seen stands for itself; the
+// others, in order, are the characters from 0x100 on.
+static inline int tokenizer_json_character(int byte) {
+    const bool seen = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
+    return seen ? byte : 0x100 + (byte <= 0x20 ? byte : byte <= 0xa0 ? byte - 0x5e : 0x43);
+}
 static inline void tokenizer_json_alphabet(TokenizerJson *t) {
-    int next = 0x100;
     memset(t->bytes_of, -1, sizeof t->bytes_of);
     for (int byte = 0; byte < 256; byte++) {
-        const bool seen = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
-        t->bytes_of[seen ? byte : next++] = (int16_t)byte;
+        t->bytes_of[tokenizer_json_character(byte)] = (int16_t)byte;
     }
 }
 
