@@ -22,10 +22,11 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plot import BadLog, is_number, load
+from plot import BadLog, load
 from regular_files import TEXT_MOST, open_regular, read_regular
 
 STEP_MOST = 1 << 53
+LARGEST = 1e100  # squares and sums of such numbers are finite, too
 RECORD_MOST = 1 << 24  # bytes; in an event file whatever is longer is damage
 # Of TensorBoard: the first tag that a file has counts.
 TRAIN_TAGS = (
@@ -57,40 +58,37 @@ class Curve:
     tokens: dict = field(default_factory=dict)  # step -> tokens that were trained on at its end
     lost: set = field(default_factory=set)  # steps whose training loss is infinite or not a number
     means: bool = False  # a training loss is the mean of the steps since the one before it
+    decimals: int = 0  # the most that a loss is written with
 
     def add(self, kind, step, value):
-        """The later value of a step counts: that of a resumed run."""
+        """Of a number or a text. The later value of a step counts: that of a resumed run."""
+        if kind != "tokens":
+            self.decimals = max(self.decimals, decimals(value))
+        value = number_of(value) if isinstance(value, str) else value
         if not is_step(step) or not isinstance(value, (int, float)):
             return
         place = getattr(self, kind)
         place.pop(step, None)
         if kind == "train":
             self.lost.discard(step)
-        if finite(value):
-            place[step] = float(value)
+        if abs(value) <= LARGEST:  # neither infinite nor not a number
+            place[step] = round(value) if kind == "tokens" else float(value)
         elif kind == "train":
             self.lost.add(step)
 
     def rounding(self):
         """Half of the last decimal that the losses were written with."""
-        digits = max(map(decimals, [*self.train.values(), *self.val.values()]), default=17)
-        return 0.5 * 10.0**-digits
+        return 0.5 * 10.0**-self.decimals
 
 
-def decimals(number):
-    whole, _, part = repr(number).partition(".")
-    return 17 if "e" in whole + part else len(part)
+def decimals(value):
+    """How many a number is written with, or as Python writes it."""
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, float) else ""
+    return 17 if "e" in text else len(text.partition(".")[2])
 
 
 def is_step(value):
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= STEP_MOST
-
-
-def finite(value):
-    try:
-        return is_number(value)
-    except OverflowError:  # an integer that no float holds
-        return False
 
 
 def number_of(text):
@@ -112,7 +110,10 @@ def step_of(text):
 
 
 def read_train_gpt(curve):
-    run = load(curve.path, curve.path.name)
+    try:
+        run = load(curve.path, curve.path.name)
+    except (RecursionError, OverflowError):
+        raise BadLog(f"{curve.path}: numbers or nesting that no log has") from None
     for kind, losses in (("train", run.train), ("val", run.val)):
         for step, loss in losses.items():
             curve.add(kind, step, loss)
@@ -129,7 +130,7 @@ def read_lines(curve, text, rows):
     """rows: (kind, what to add to the step, pattern of a line with a step and a loss in it)."""
     for kind, shift, pattern in rows:
         for step, loss in re.findall(pattern, text, re.M):
-            curve.add(kind, int(step) + shift, number_of(loss))
+            curve.add(kind, int(step) + shift, loss)
 
 
 STEP, LOSS = r"(\d{1,15})", r"([0-9.]{1,30}|-?nan|-?inf)"
@@ -172,7 +173,7 @@ def read_csv(curve, text, columns):
             step = step_of(row[at]) if at < len(row) else None
             for kind, column in columns.items():
                 if column is not None and column < len(row):
-                    curve.add(kind, step, number_of(row[column]))
+                    curve.add(kind, step, row[column])
     except csv.Error as error:
         raise BadLog(f"{curve.path}: no CSV: {error}") from None
 
@@ -211,12 +212,31 @@ def read_text(curve, data):
 
 
 # --------------------------------------------------------------------------------------------------
-# Event files of TensorBoard (docs/formats.md). The checksums of contents are not looked at: they
-# take minutes in Python, and a torn file is seen by its lengths.
+# Event files of TensorBoard (docs/formats.md)
 
 
 class Damage(Exception):
     pass
+
+
+def crc_entry(byte):
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+CRC = [crc_entry(byte) for byte in range(256)]
+
+
+def check(data, told):
+    """A record's checksum: CRC-32C, rotated, plus a constant."""
+    rest = 0xFFFFFFFF
+    for byte in data:
+        rest = CRC[(rest ^ byte) & 255] ^ rest >> 8
+    rest ^= 0xFFFFFFFF
+    masked = ((rest >> 15 | rest << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    if masked.to_bytes(4, "little") != told:
+        raise Damage
 
 
 def varint(data, at):
@@ -280,11 +300,13 @@ def records(file):
     """The records of an event file; the last one may be cut off, while it is being written."""
     while len(head := file.read(12)) == 12:
         (size,) = struct.unpack_from("<Q", head)
+        check(head[:8], head[8:])
         if size > RECORD_MOST:
             raise Damage
-        data = file.read(size)
-        if len(data) < size or len(file.read(4)) < 4:
+        data, told = file.read(size), file.read(4)
+        if len(data) < size or len(told) < 4:
             return
+        check(data, told)
         yield data
 
 
@@ -347,7 +369,7 @@ def read_events(curve, paths, tag):
     ):
         for step, value in values.items():
             # Event files hold fp32: the shortest number that rounds to it is what was meant.
-            curve.add(kind, step, value if kind == "tokens" else float(f"{value:.8g}"))
+            curve.add(kind, step, float(f"{value:.8g}"))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ import sys
 import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
@@ -58,8 +58,9 @@ ORDER = 1e-5  # relative: fp32, sums of up to 1e5 numbers in another order
 # The floor is not less than one rounding: of losses and norms, which are sums in fp32, and of weights.
 LEAST = 2.0**-23
 LEAST_OF_WEIGHTS = {"fp32": LEAST, "bf16": 2.0**-8}
-# Of runs whose messages are rounded, to 8 bits or more; seen: 1.3e-3, 7.5e-2, 7e-2.
-ROUNDED = {"loss": 1e-2, "norm": 0.2, "weights": 0.2}
+ROUNDED_FACTOR = 4  # of messages of 8 bits, in floors that are measured with such weights
+BLOCK = 256  # elements that share a scale, as --zero-quant-block has it
+MANY = 20  # steps, from which on a mean of the last ones says something
 PATIENCE = 120  # seconds at least for a run, else so many times the first one's
 PATIENCE_FACTOR = 50
 
@@ -146,7 +147,7 @@ def pipelines(ranks, layers, samples):
     units = units[::-1]
     yield "pipeline, last stage of 1", dict(one, pipeline=",".join(f"{u}:1" for u in units))
     if ranks > 2:
-        wide = f"{layers + 1}:{ranks - 1},1:1"
+        wide = f"1:1,{layers + 1}:{ranks - 1}"
         for stage in range(4):
             yield f"pipeline of unequal width, ZeRO {stage}", dict(one, pipeline=wide, zero=stage)
 
@@ -178,6 +179,8 @@ def layouts_of(task):
             many = [*divided(ranks), *pipelines(ranks, layers, samples)]
             exact += [Layout(name, ranks, dashed(flags)) for name, flags in many]
             exact.append(Layout("ZeRO 2, a rank more", ranks + 1, {"zero": "2"}))
+            wide = {"pipeline": f"{layers + 1}:{ranks},1:1", "micro-batch": "2", "zero": "1"}
+            exact.append(Layout("pipeline of unequal width, a rank more", ranks + 1, wide))
             found += exact
             found += [Layout(name, ranks, dashed(f), "rounded") for name, f in rounding(ranks)]
             if task.rules:
@@ -314,14 +317,15 @@ class Task:
             single["grad-clip"] = None
         return {**single, "micro-batch": -(-self.samples // stages)}
 
-    def noise(self, draw):
+    def noise(self, draw, rounded):
         """Flags of a run with other roundings: weights that are changed by one. No file of others
         says that blocks share; then it is micro-batches of other sizes."""
         if self.shares:
             return {"micro-batch": (1, max(1, self.samples - 1), self.samples)[draw]}
-        place = self.folder / f"changed {draw}"
+        change = as_if_8_bits if rounded else next_number
+        place = self.folder / f"{change.__name__} {draw}"
         if not place.exists():
-            change_by_one_rounding(self.first.folder / "model", place, draw)
+            change_weights(self.first.folder / "model", place, draw, change)
         return {"model": place, "delink": None}
 
     def launch(self, ranks, words, name):
@@ -377,22 +381,37 @@ def is_default(value, default):
         return value == default
 
 
-def change_by_one_rounding(source, target, draw):
-    """Writes the weights of a folder anew, each changed to the next number of its precision. Blocks
-    that share their values still do."""
+def next_number(values, lot):
+    """Each one changed to the next of its precision, up or down; zero stays zero."""
+    import numpy as np
+
+    bits = values.view(f"<i{values.dtype.itemsize}")
+    step = 2 * lot.integers(0, 2, bits.shape, dtype=bits.dtype) - 1
+    return np.where(bits << 1 != 0, bits + step, bits).astype(bits.dtype).view(values.dtype)
+
+
+def as_if_8_bits(values, lot):
+    """In fp32, with such errors as integers of 8 bits with a scale for each block leave."""
+    import numpy as np
+    from model_files import DTYPES, converted
+
+    flat = converted(values, DTYPES["F32"]).ravel()
+    scales = [np.abs(flat[at : at + BLOCK]).max() / 127 for at in range(0, flat.size, BLOCK)]
+    error = np.repeat(scales, BLOCK)[: flat.size] * (lot.random(flat.size) - 0.5)
+    return (flat + error).astype("<f4").reshape(values.shape)
+
+
+def change_weights(source, target, draw, change):
+    """Writes the weights of a folder anew, changed by lot."""
     import numpy as np
     from model_files import read_safetensors, write_safetensors
 
     target.mkdir()
     shutil.copy(source / "config.json", target)
-    changed = {}
-    for name, tensor in read_safetensors(source / "model.safetensors").items():
-        values = np.ascontiguousarray(tensor)
-        lot = np.random.default_rng([draw, zlib.crc32(values.tobytes())])
-        bits = values.view(f"<i{values.dtype.itemsize}")
-        sign = (2 * lot.integers(0, 2, bits.shape, dtype=bits.dtype) - 1).astype(bits.dtype)
-        magnitude = bits << 1 != 0  # of zero there is no rounding
-        changed[name] = np.where(magnitude, bits + sign, bits).view(values.dtype)
+    changed = {
+        name: change(np.ascontiguousarray(tensor), np.random.default_rng([draw, number]))
+        for number, (name, tensor) in enumerate(read_safetensors(source / "model.safetensors").items())
+    }
     with open(target / "model.safetensors", "wb") as file:
         write_safetensors(file, changed)
 
@@ -472,20 +491,16 @@ class Floor:
         return max(found)
 
 
-class Tolerances:
-    """Of runs whose messages are rounded."""
-
-    def times(self, d):
-        found = {"loss": d.loss, "norm": d.norm, "weights": d.together}
-        return max((found[what] / limit, what) for what, limit in ROUNDED.items())
-
-
 # --------------------------------------------------------------------------------------------------
 # The table
 
 
 def row(name, ranks, loss, norm, weights, rest=""):
     print(f"  {name:38} {ranks:>5} {loss:>9} {norm:>9} {weights:>9}  {rest}".rstrip(), flush=True)
+
+
+WIDTH = 160  # columns of what the program said
+FLOORS = {"": "one rank", "rounded": "rounded messages"}
 
 
 def short(value):
@@ -497,52 +512,63 @@ class Comparison:
         self.task, self.options = task, options
         self.beyond, self.compared, self.refused = [], 0, 0
 
-    def prepare(self, group):
-        """The run on one rank, and the floor; None where the program refuses these flags."""
-        task = self.task
-        rule = group.removeprefix("cyclic ") or task.flags.get("cyclic")
-        flags = task.cyclic_flags(rule) if rule else {}
-        reference = task.train(1, flags, f"reference {group}")
-        if reference.code == EXIT_INPUT and group:
-            return None, reference
-        if reference.code:
-            raise Refused(f"on one rank: {reference.said}")
+    def group_flags(self, group):
+        rule = group.removeprefix("cyclic ") if group[:6] == "cyclic" else None
+        rule = rule or self.task.flags.get("cyclic")
+        return self.task.cyclic_flags(rule) if rule else {}
+
+    def measure_floor(self, group, reference):
+        """What runs on one rank with other roundings differ by."""
+        flags, rounded = self.group_flags(group), group == "rounded"
 
         def noise(draw):
-            run = task.train(1, {**flags, **task.noise(draw)}, f"{group} noise {draw}")
+            changed = {**flags, **self.task.noise(draw, rounded)}
+            run = self.task.train(1, changed, f"{group} noise {draw}")
             if run.code:
                 raise Refused(f"with changed weights: {run.said}")
-            return difference(run, reference)
+            found = difference(run, reference)
+            shutil.rmtree(run.folder, ignore_errors=True)
+            return found
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
             found = list(pool.map(noise, range(NOISE_RUNS)))
-        return Floor(found, LEAST_OF_WEIGHTS[task.precision]), reference
+        if rounded:  # single tensors may differ by chance, as far as they move at all
+            found = [replace(d, tensors={"weights": d.together}) for d in found]
+        return Floor(found, LEAST_OF_WEIGHTS[self.task.precision])
 
     def judge(self, layout, run, reference, floor, factor):
         if run.code == EXIT_INPUT and "a defect of train_gpt" not in run.said:
             self.refused += 1
-            row(layout.name, layout.ranks, "-", "-", "-", f"refused: {run.said}"[:160])
+            row(layout.name, layout.ranks, "-", "-", "-", f"refused: {run.said}"[:WIDTH])
             return
         self.compared += 1
         if run.code != 0:
             self.beyond.append(layout.name)
-            row(layout.name, layout.ranks, "-", "-", "-", f"FAILS: {run.said}"[:160])
+            row(layout.name, layout.ranks, "-", "-", "-", f"FAILS: {run.said}"[:WIDTH])
             return
         d = difference(run, reference)
+        if layout.group == "rounded":
+            d = replace(d, tensors={"weights": d.together})
         times, what = floor.times(d)
-        weights = d.weights() if isinstance(floor, Floor) else d.together
         verdict = f"{times:8.2g}  {what}"
         if times > factor:
             self.beyond.append(layout.name)
             verdict += "  BEYOND"
-        row(layout.name, layout.ranks, short(d.loss), short(d.norm), short(weights), verdict)
+        row(layout.name, layout.ranks, short(d.loss), short(d.norm), short(d.weights()), verdict)
 
-    def table(self, group, layouts, floor, reference, factor):
-        task = self.task
+    def table(self, group, layouts, reference):
+        floor = self.measure_floor(group, reference)
+        what = "of other micro-batches, since blocks share" if self.task.shares else ""
+        factor = self.options.factor
+        if group == "rounded":
+            factor = ROUNDED_FACTOR
+            what = what or "of weights in 8 bits; all weights together"
+        name = f"{FLOORS.get(group, group)}: noise floor"
+        row(name, 1, *map(short, (floor.loss, floor.norm, floor.weights())), what)
 
         def run(layout):
-            done = task.train(layout.ranks, layout.flags, f"{layout.group} {layout.name}")
-            return layout, done
+            name = f"{layout.group} {layout.name}"
+            return layout, self.task.train(layout.ranks, layout.flags, name)
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
             for layout, done in pool.map(run, layouts):
@@ -555,27 +581,22 @@ class Comparison:
         layouts = [x for x in layouts_of(task) if any(t.lower() in x.name.lower() for t in only)]
         if not layouts:
             raise Refused(f"no layout has {' or '.join(only)} in its name")
-        floor = exact = None
+        row("largest relative difference", "ranks", "loss", "norm", "weights", "x floor")
+        exact = None
         for group in dict.fromkeys(["", *(layout.group for layout in layouts)]):
             of_group = [layout for layout in layouts if layout.group == group]
-            if group == "rounded":
-                reference, factor = exact, 1
-                limits = [short(ROUNDED[what]) for what in ("loss", "norm", "weights")]
-                row("rounded messages: tolerance", "", *limits, "of all weights together")
-                self.table(group, of_group, Tolerances(), reference, factor)
-                continue
-            floor, reference = self.prepare(group)
-            exact = exact or reference
-            if floor is None:
+            reference = exact
+            if group != "rounded":
+                reference = task.train(1, self.group_flags(group), f"reference {group}")
+            if reference.code == EXIT_INPUT and group:
                 self.refused += len(of_group)
-                row(group, 1, "-", "-", "-", f"refused: {reference.said}"[:160])
+                row(group, 1, "-", "-", "-", f"refused: {reference.said}"[:WIDTH])
                 continue
-            if not group:
-                row("largest relative difference", "ranks", "loss", "norm", "weights", "x floor")
-            name = f"{group or 'one rank'}: noise floor"
-            how = "of other micro-batches, since blocks share" if task.shares else ""
-            row(name, 1, *map(short, (floor.loss, floor.norm, floor.weights())), how)
-            self.table(group, of_group, floor, reference, self.options.factor)
+            if reference.code:
+                raise Refused(f"on one rank: {reference.said}")
+            exact = exact or reference
+            if of_group:
+                self.table(group, of_group, reference)
         self.end()
 
     def end(self):
@@ -660,7 +681,7 @@ def spread(losses):
     return math.sqrt(sum(x * x for x in steps) / (2 * len(steps))) if steps else 0
 
 
-def at_the_end(pairs, a):
+def at_the_end(pairs):
     """What the last tenth says: curves that part may still be equally good."""
     last = pairs[-max(1, len(pairs) // 10) :]
     left, right = (sum(getattr(p, side) for p in last) / len(last) for side in "ab")
@@ -703,10 +724,11 @@ def compare_kind(a, b, kind, options):
     print(f"  {name}: not the same; {count}")
     print(f"  they part at {apart[0].text(unit)} (floor {apart[0].floor:.2g})")
     print(f"  they are farthest apart at {most.text(unit)}")
-    print(at_the_end(pairs, a))
+    if len(pairs) >= MANY:
+        print(at_the_end(pairs))
     by = 0 if options.tokens or kind == "val" else shifted(a, b, options)
     if by:
-        print(f"  with its steps moved by {by:+} they are the same")
+        print(f"  with the steps of {printable(b.path)} moved by {by:+} they are the same")
     return pairs, False
 
 
@@ -818,9 +840,9 @@ def parse_arguments(words):
     return options
 
 
-def main():
+def main(words):
     sys.stdout.reconfigure(errors="replace")
-    options = parse_arguments(sys.argv[1:])
+    options = parse_arguments(words)
     code, text = EXIT_INPUT, ""
     try:
         return compare_logs(options) if options.logs else compare_layouts(options)
@@ -834,4 +856,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
