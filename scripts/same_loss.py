@@ -14,9 +14,10 @@ the norm of the tensor).
 The noise floor is measured: on one rank, each initial weight is changed by one rounding (to the
 next number of its precision, up or down by lot). Three such runs tell by how much loss, norm and
 each tensor then differ. (With --share it is three runs with other micro-batches.) A layout sums in another order and so may differ as much; beyond
---factor times that (default 10) it computes something else. Messages that are rounded (ZeRO++,
---reduce-dtype bf16) have a table with tolerances of their own. --cyclic v1 and v2 are other
-trainings: each is compared with itself on one rank.
+--factor times that (default 10) it computes something else; seen of layouts that are right: 3.
+Gradients that travel in 8 or 4 bits have a floor of their own: of weights that are rounded to so
+many bits, compared all together. With --zero-quantized-weights, which also rounds on one rank, one
+rank does so, too. --cyclic v1 and v2 are other trainings: each is compared with itself on one rank.
 
 Logs. Each of the others is compared with A: where the first step is that differs by more than the
 floor, and the largest difference; and whether the losses at the end differ by more than they
@@ -58,7 +59,6 @@ ORDER = 1e-5  # relative: fp32, sums of up to 1e5 numbers in another order
 # The floor is not less than one rounding: of losses and norms, which are sums in fp32, and of weights.
 LEAST = 2.0**-23
 LEAST_OF_WEIGHTS = {"fp32": LEAST, "bf16": 2.0**-8}
-ROUNDED_FACTOR = 4  # of messages of 8 bits, in floors that are measured with such weights
 BLOCK = 256  # elements that share a scale, as --zero-quant-block has it
 MANY = 20  # steps, from which on a mean of the last ones says something
 PATIENCE = 120  # seconds at least for a run, else so many times the first one's
@@ -80,7 +80,7 @@ LAYOUT_FLAGS = {
     *("recompute", "offload", "offload-update", "offload-dir", "device-memory", "host-memory"),
     *("ranks-per-node", "cyclic-mode", "fit"),
 }
-ROUNDING_FLAGS = {"zero-quantized-weights", "zero-quantized-gradients", "reduce-dtype"}
+QWZ = {"zero": "3", "zero-quantized-weights": "1"}
 # Flags about what is shown and kept.
 OUTPUT_FLAGS = {
     *("out", "log", "log-every", "tensorboard", "config", "export", "trace", "profile-steps"),
@@ -98,7 +98,37 @@ class Layout:
     name: str
     ranks: int
     flags: dict
-    group: str = ""  # "": exact; "rounded"; or the rule of a cyclic run
+    group: str = ""  # of GROUPS; or "cyclic v1", "cyclic v2"
+
+
+@dataclass
+class Group:
+    """Layouts that are compared with the same run on one rank."""
+
+    title: str
+    flags: dict = field(default_factory=dict)  # of that run
+    bits: int = 0  # gradients travel in so many, so the floor is of weights in so many; 0: exactly
+
+
+# qwZ rounds on one rank, too; gradients are rounded only where they travel.
+GROUPS = {
+    "": Group("one rank"),
+    "qwZ": Group("qwZ on one rank", QWZ),
+    "8 bits": Group("messages of 8 bits or more", {}, 8),
+    "4 bits": Group("messages of 4 bits", {}, 4),
+    "qwZ, 8 bits": Group("qwZ, and messages of 8 bits", QWZ, 8),
+    "qwZ, 4 bits": Group("qwZ, and messages of 4 bits", QWZ, 4),
+}
+
+
+def group_of(flags):
+    """The group of a layout, by what its messages carry."""
+    found = ["qwZ"] * (flags.get("zero-quantized-weights") == "1")
+    if flags.get("zero-quantized-gradients") == "1":
+        found.append(f"{flags.get('zero-gradient-bits', 4)} bits")
+    elif flags.get("reduce-dtype", "fp32") != "fp32":
+        found.append("8 bits")
+    return ", ".join(found)
 
 
 def mixed(layers, parts):
@@ -153,13 +183,15 @@ def pipelines(ranks, layers, samples):
 
 
 def rounding(ranks):
-    yield "messages in bf16", dict(reduce_dtype="bf16")
-    yield "qwZ", dict(zero=3, zero_quantized_weights=1)
-    bits = dict(zero_quantized_gradients=1, zero_gradient_bits=8)
-    yield "qgZ of 8 bits", dict(bits, zero=2)
-    yield "qgZ of 8 bits, error feedback", dict(bits, zero=2, zero_error_feedback=1)
     hpz = dict(zero_hpz_partition_size=ranks, ranks_per_node=ranks)
-    yield "ZeRO++ of 8 bits", dict(bits, **hpz, zero=3, zero_quantized_weights=1)
+    qwz = dict(zero=3, zero_quantized_weights=1)
+    yield "qwZ", qwz
+    yield "qwZ, hpZ", dict(qwz, **hpz)
+    for bits in 8, 4:
+        qgz = dict(zero_quantized_gradients=1, zero_gradient_bits=bits)
+        yield f"qgZ of {bits} bits", dict(qgz, zero=2)
+        yield f"qgZ of {bits} bits, error feedback", dict(qgz, zero=2, zero_error_feedback=1)
+        yield f"ZeRO++ of {bits} bits", dict(qwz, **qgz, **hpz)
 
 
 def dashed(flags):
@@ -171,8 +203,7 @@ def layouts_of(task):
     ranks, samples, layers = task.ranks, task.samples, task.layers
     found = []
     if task.given:
-        rounds = "rounded" if ROUNDING_FLAGS & task.given.keys() else ""
-        found.append(Layout("as given", ranks, task.given, rounds))
+        found.append(Layout("as given", ranks, task.given, group_of(task.given)))
     if task.flags.get("cyclic", "off") == "off":
         exact = [Layout(name, 1, dashed(flags)) for name, flags in one_rank(samples)]
         if ranks > 1:
@@ -182,7 +213,10 @@ def layouts_of(task):
             wide = {"pipeline": f"{layers + 1}:{ranks},1:1", "micro-batch": "2", "zero": "1"}
             exact.append(Layout("pipeline of unequal width, a rank more", ranks + 1, wide))
             found += exact
-            found += [Layout(name, ranks, dashed(f), "rounded") for name, f in rounding(ranks)]
+            block = {n: v for n, v in task.given.items() if n == "zero-quant-block"}
+            found.append(Layout("messages in bf16", ranks, {"reduce-dtype": "bf16"}, "8 bits"))
+            rounded = [(name, {**dashed(flags), **block}) for name, flags in rounding(ranks)]
+            found += [Layout(name, ranks, flags, group_of(flags)) for name, flags in rounded]
             if task.rules:
                 found += [x for rule in ("v1", "v2") for x in cyclic(task, rule, f"cyclic {rule}")]
         else:
@@ -317,15 +351,14 @@ class Task:
             single["grad-clip"] = None
         return {**single, "micro-batch": -(-self.samples // stages)}
 
-    def noise(self, draw, rounded):
+    def noise(self, draw, bits):
         """Flags of a run with other roundings: weights that are changed by one. No file of others
         says that blocks share; then it is micro-batches of other sizes."""
         if self.shares:
             return {"micro-batch": (1, max(1, self.samples - 1), self.samples)[draw]}
-        change = as_if_8_bits if rounded else next_number
-        place = self.folder / f"{change.__name__} {draw}"
+        place = self.folder / f"changed {bits} {draw}"
         if not place.exists():
-            change_weights(self.first.folder / "model", place, draw, change)
+            change_weights(self.first.folder / "model", place, draw, bits)
         return {"model": place, "delink": None}
 
     def launch(self, ranks, words, name):
@@ -390,28 +423,30 @@ def next_number(values, lot):
     return np.where(bits << 1 != 0, bits + step, bits).astype(bits.dtype).view(values.dtype)
 
 
-def as_if_8_bits(values, lot):
-    """In fp32, with such errors as integers of 8 bits with a scale for each block leave."""
+def of_few_bits(values, lot, bits):
+    """In fp32, with such errors as integers of so many bits with a scale for each block leave."""
     import numpy as np
     from model_files import DTYPES, converted
 
     flat = converted(values, DTYPES["F32"]).ravel()
-    scales = [np.abs(flat[at : at + BLOCK]).max() / 127 for at in range(0, flat.size, BLOCK)]
-    error = np.repeat(scales, BLOCK)[: flat.size] * (lot.random(flat.size) - 0.5)
+    most = [np.abs(flat[at : at + BLOCK]).max() for at in range(0, flat.size, BLOCK)]
+    scales = np.repeat(most, BLOCK)[: flat.size] / (2 ** (bits - 1) - 1)
+    error = scales * (lot.random(flat.size) - 0.5)
     return (flat + error).astype("<f4").reshape(values.shape)
 
 
-def change_weights(source, target, draw, change):
-    """Writes the weights of a folder anew, changed by lot."""
+def change_weights(source, target, draw, bits):
+    """Writes the weights of a folder anew, changed by lot: by one rounding to their precision, or
+    to so many bits."""
     import numpy as np
     from model_files import read_safetensors, write_safetensors
 
     target.mkdir()
     shutil.copy(source / "config.json", target)
-    changed = {
-        name: change(np.ascontiguousarray(tensor), np.random.default_rng([draw, number]))
-        for number, (name, tensor) in enumerate(read_safetensors(source / "model.safetensors").items())
-    }
+    lot, changed = np.random.default_rng(draw), {}
+    for name, tensor in read_safetensors(source / "model.safetensors").items():
+        values = np.ascontiguousarray(tensor)
+        changed[name] = of_few_bits(values, lot, bits) if bits else next_number(values, lot)
     with open(target / "model.safetensors", "wb") as file:
         write_safetensors(file, changed)
 
@@ -496,11 +531,10 @@ class Floor:
 
 
 def row(name, ranks, loss, norm, weights, rest=""):
-    print(f"  {name:38} {ranks:>5} {loss:>9} {norm:>9} {weights:>9}  {rest}".rstrip(), flush=True)
+    print(f"  {name:42} {ranks:>5} {loss:>9} {norm:>9} {weights:>9}  {rest}".rstrip(), flush=True)
 
 
 WIDTH = 160  # columns of what the program said
-FLOORS = {"": "one rank", "rounded": "rounded messages"}
 
 
 def short(value):
@@ -512,18 +546,21 @@ class Comparison:
         self.task, self.options = task, options
         self.beyond, self.compared, self.refused = [], 0, 0
 
-    def group_flags(self, group):
-        rule = group.removeprefix("cyclic ") if group[:6] == "cyclic" else None
-        rule = rule or self.task.flags.get("cyclic")
-        return self.task.cyclic_flags(rule) if rule else {}
+    def group(self, name):
+        if name in GROUPS:
+            group, rule = GROUPS[name], self.task.flags.get("cyclic")
+        else:
+            group, rule = Group(name), name.removeprefix("cyclic ")
+        block = {"zero-quant-block": self.task.given.get("zero-quant-block")} if group.flags else {}
+        cyclic = self.task.cyclic_flags(rule) if rule else {}
+        return replace(group, flags={**group.flags, **block, **cyclic})
 
     def measure_floor(self, group, reference):
         """What runs on one rank with other roundings differ by."""
-        flags, rounded = self.group_flags(group), group == "rounded"
 
         def noise(draw):
-            changed = {**flags, **self.task.noise(draw, rounded)}
-            run = self.task.train(1, changed, f"{group} noise {draw}")
+            changed = {**group.flags, **self.task.noise(draw, group.bits)}
+            run = self.task.train(1, changed, f"{group.title} noise {draw}")
             if run.code:
                 raise Refused(f"with changed weights: {run.said}")
             found = difference(run, reference)
@@ -532,11 +569,11 @@ class Comparison:
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
             found = list(pool.map(noise, range(NOISE_RUNS)))
-        if rounded:  # single tensors may differ by chance, as far as they move at all
+        if group.bits:  # a tensor alone may differ by chance, as far as it moves at all
             found = [replace(d, tensors={"weights": d.together}) for d in found]
         return Floor(found, LEAST_OF_WEIGHTS[self.task.precision])
 
-    def judge(self, layout, run, reference, floor, factor):
+    def judge(self, layout, run, reference, floor):
         if run.code == EXIT_INPUT and "a defect of train_gpt" not in run.said:
             self.refused += 1
             row(layout.name, layout.ranks, "-", "-", "-", f"refused: {run.said}"[:WIDTH])
@@ -547,24 +584,21 @@ class Comparison:
             row(layout.name, layout.ranks, "-", "-", "-", f"FAILS: {run.said}"[:WIDTH])
             return
         d = difference(run, reference)
-        if layout.group == "rounded":
+        if "weights" in floor.tensors:
             d = replace(d, tensors={"weights": d.together})
         times, what = floor.times(d)
         verdict = f"{times:8.2g}  {what}"
-        if times > factor:
+        if times > self.options.factor:
             self.beyond.append(layout.name)
             verdict += "  BEYOND"
         row(layout.name, layout.ranks, short(d.loss), short(d.norm), short(d.weights()), verdict)
 
     def table(self, group, layouts, reference):
         floor = self.measure_floor(group, reference)
-        what = "of other micro-batches, since blocks share" if self.task.shares else ""
-        factor = self.options.factor
-        if group == "rounded":
-            factor = ROUNDED_FACTOR
-            what = what or "of weights in 8 bits; all weights together"
-        name = f"{FLOORS.get(group, group)}: noise floor"
-        row(name, 1, *map(short, (floor.loss, floor.norm, floor.weights())), what)
+        what = "of weights in so many bits; all weights together" if group.bits else ""
+        what = "of other micro-batches, since blocks share" if self.task.shares else what
+        floors = map(short, (floor.loss, floor.norm, floor.weights()))
+        row(f"{group.title}: noise floor", 1, *floors, what)
 
         def run(layout):
             name = f"{layout.group} {layout.name}"
@@ -572,7 +606,7 @@ class Comparison:
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
             for layout, done in pool.map(run, layouts):
-                self.judge(layout, done, reference, floor, factor)
+                self.judge(layout, done, reference, floor)
                 shutil.rmtree(done.folder, ignore_errors=True)  # mpirun may still tidy up in it
 
     def run(self):
@@ -582,25 +616,27 @@ class Comparison:
         if not layouts:
             raise Refused(f"no layout has {' or '.join(only)} in its name")
         row("largest relative difference", "ranks", "loss", "norm", "weights", "x floor")
-        exact = None
-        for group in dict.fromkeys(["", *(layout.group for layout in layouts)]):
-            of_group = [layout for layout in layouts if layout.group == group]
-            reference = exact
-            if group != "rounded":
-                reference = task.train(1, self.group_flags(group), f"reference {group}")
-            if reference.code == EXIT_INPUT and group:
+        references = {}  # of groups with the same flags
+        for name in dict.fromkeys(["", *(layout.group for layout in layouts)]):
+            of_group, group = [x for x in layouts if x.group == name], self.group(name)
+            flags = str(group.flags)
+            if flags not in references:
+                references[flags] = task.train(1, group.flags, f"reference {name}")
+            reference = references[flags]
+            if reference.code == EXIT_INPUT and name:
                 self.refused += len(of_group)
-                row(group, 1, "-", "-", "-", f"refused: {reference.said}"[:WIDTH])
-                continue
-            if reference.code:
+                row(group.title, 1, "-", "-", "-", f"refused: {reference.said}"[:WIDTH])
+            elif reference.code:
                 raise Refused(f"on one rank: {reference.said}")
-            exact = exact or reference
-            if of_group:
+            elif group.bits and task.shares:
+                self.refused += len(of_group)
+                row(group.title, "-", "-", "-", "-", "not compared: no floor where blocks share")
+            elif of_group:
                 self.table(group, of_group, reference)
         self.end()
 
     def end(self):
-        refused = f"; {self.refused} are refused" if self.refused else ""
+        refused = f"; {self.refused} could not be compared" if self.refused else ""
         print(f"{self.compared} layouts, {self.compared - len(self.beyond)} the same{refused}")
         if self.beyond:
             print(f"not the same: {'; '.join(self.beyond)}")

@@ -123,7 +123,7 @@ class Layouts(harness.TestCase):
             self.assertEqual(bool(names), bool(number), what)
             self.assertTrue(not number or any(layout in name for name in names), (what, names))
             if what == "a stale version of parameters":  # only hpZ keeps a copy
-                self.assertEqual([name for name in names if "ZeRO++" not in name], ["ZeRO 3, hpZ"])
+                self.assertTrue(all("hpZ" in name or "ZeRO++" in name for name in names), names)
 
         at_once(check, range(len(FAULTS) + 1))
 
@@ -140,8 +140,8 @@ class Layouts(harness.TestCase):
         ):
             self.assertIn(kind, done.stdout)
         self.assertNotIn("refused", done.stdout)
-        exact, rounded = done.stdout.split("rounded messages: tolerance")
-        self.assertNotIn("qwZ", exact)
+        exact, rounded = done.stdout.split("messages of 8 bits or more: noise floor")
+        self.assertNotIn("qgZ", exact)
         self.assertNotIn("\n  ZeRO 3,", rounded)
 
     def test_other_flags(self):
