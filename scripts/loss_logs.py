@@ -2,7 +2,7 @@
 
     train_gpt      JSON lines (--log), read by plot.py
     llm.c          main.log: "s:0 tel:11.0", "s:0 trl:10.9 lr:0.000600 norm:15.00"
-    nanoGPT        what train.py prints: "iter 0: loss 4.2664, ...", "step 0: train loss ..."
+    nanoGPT        what it prints: "iter 0: loss 4.2664, ...", "step 0: train loss ..."
     Hugging Face   trainer_state.json of the Trainer
     TensorBoard    event files: of train_gpt, torchtitan, Megatron-LM, DeepSpeed, Lightning
     CSV            columns step and loss; where there are, also val_loss and tokens

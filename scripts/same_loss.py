@@ -13,8 +13,8 @@ the norm of the tensor).
 
 The noise floor is measured: on one rank, each initial weight is changed by one rounding (to the
 next number of its precision, up or down by lot). Three such runs tell by how much loss, norm and
-each tensor then differ. (With --share it is three runs with other micro-batches.) A layout sums in another order and so may differ as much; beyond
---factor times that (default 10) it computes something else; seen of layouts that are right: 3.
+each tensor then differ. (With --share it is three runs with other micro-batches.) A layout sums in
+another order and so may differ as much; beyond --factor times that (default 10) it computes something else; seen of layouts that are right: 3.
 Gradients that travel in 8 or 4 bits have a floor of their own: of weights that are rounded to so
 many bits, compared all together. With --zero-quantized-weights, which also rounds on one rank, one
 rank does so, too. --cyclic v1 and v2 are other trainings: each is compared with itself on one rank.
@@ -56,7 +56,7 @@ FACTOR = 10
 STEPS = 5
 NOISE_RUNS = 3
 ORDER = 1e-5  # relative: fp32, sums of up to 1e5 numbers in another order
-# The floor is not less than one rounding: of losses and norms, which are sums in fp32, and of weights.
+# The floor is not less than one rounding: of losses and norms, sums in fp32, and of weights.
 LEAST = 2.0**-23
 LEAST_OF_WEIGHTS = {"fp32": LEAST, "bf16": 2.0**-8}
 BLOCK = 256  # elements that share a scale, as --zero-quant-block has it
@@ -280,7 +280,7 @@ def words_of(flags):
 
 
 class Task:
-    """What is compared: the program, the flags of the mathematics, and those of the layout given."""
+    """What is compared: the program, flags of the mathematics, and those of the layout given."""
 
     def __init__(self, options, folder):
         self.program, self.ranks, self.steps = options.program, options.ranks, options.steps
@@ -338,8 +338,8 @@ class Task:
         private = "dp-noise" in found or "dp-epsilon" in found
         if private and not {"dp-key", "dp-show-private"} <= found.keys():
             raise Refused(
-                "private runs draw other noise each time, and tell no losses: give --dp-show-private"
-                " 1 and a --dp-key, and keep nothing of them"
+                "private runs draw other noise each time, and tell no losses: give"
+                " --dp-show-private 1 and a --dp-key, and keep nothing of them"
             )
         return found
 
@@ -457,7 +457,7 @@ def change_weights(source, target, draw, bits):
 
 @dataclass
 class Difference:
-    """Relative ones: the largest of all steps, that of each tensor, that of all weights together."""
+    """Relative ones: the largest of all steps; of each tensor; of all weights together."""
 
     loss: float
     norm: float

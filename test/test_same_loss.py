@@ -129,12 +129,14 @@ class Layouts(harness.TestCase):
 
     def test_kinds(self):
         """Twenty layouts and more, of every kind, with the tolerance of those that round apart."""
-        done = self.run_of()
+        only = ("ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3, hpZ", "pipeline of 2, ", "offload")
+        only += ("qwZ, hpZ", "qgZ of 8", "stage, ", "each stage", "cyclic v2, micro", "rank more")
+        done = self.run_of(*() if ALL else (word for text in only for word in ("--only", text)))
         self.assertEqual(done.returncode, EXIT_DONE, done)
         compared = int(re.search(r"(?m)^(\d+) layouts, \1 the same", done.stdout)[1])
         self.assertGreaterEqual(compared, 20)
         for kind in (
-            *("ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "hpZ", "qwZ", "qgZ", "gpipe", "dapple"),
+            *("ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "qwZ, hpZ", "qgZ", "gpipe", "dapple"),
             *("zero-bubble", "recomputation", "offload all", "offload to disk", "cyclic v1"),
             *("cyclic v2", "micro-batches of 1", "a rank more"),
         ):
@@ -145,7 +147,7 @@ class Layouts(harness.TestCase):
         self.assertNotIn("\n  ZeRO 3,", rounded)
 
     def test_other_flags(self):
-        """Muon, blocks that share, a private run, a layout that is given; what is refused is told."""
+        """Muon, blocks that share, a private run, a layout that is given; refusals are told."""
         cases = [
             (dict(optimizer="muon", pipeline=2), ["as given", "ZeRO 1"], r"0 *norm|\n"),
             (dict(share="all"), ["ZeRO 3, hpZ"], "since blocks share"),
@@ -263,6 +265,9 @@ def table(losses=LOSSES, separator=","):
     return "".join(separator.join(map(str, row)) + "\n" for row in rows)
 
 
+TORCHTITAN = "loss_metrics/global_avg_loss", "validation_metrics/loss"
+
+
 def varint(number):
     found = b""
     while number > 127:
@@ -295,7 +300,7 @@ def event(step, tag=None, value=None, tensor=False, content=b""):
     return record(b"\x09" + struct.pack("<d", 1.7e9) + b"\x10" + varint(step) + content)
 
 
-def event_file(losses=LOSSES, tag="loss_metrics/global_avg_loss", val="validation_metrics/loss", each=1, **how):
+def event_file(losses=LOSSES, tag=TORCHTITAN[0], val=TORCHTITAN[1], each=1, **how):
     found = event(0, content=part(3, b"brain.Event:2"))
     for step in range(len(losses) + 1):
         if step:
@@ -482,8 +487,8 @@ class Hostile(LogCase):
             "field.csv": "step,loss\n1," + "x" * 200000 + "\n",
             "quote.csv": 'step,loss\n"1\n',
             "numbers.log": f"s:{digits} trl:1.0 lr:1 norm:1\ns:1 trl:1.2.3 lr:1 norm:1\n",
-            "huge.jsonl": f'{{"event":"start"}}\n{{"event":"step","step":{digits[:4000]},"loss":1.5}}\n',
-            "big.jsonl": f'{{"event":"start"}}\n{{"event":"step","step":1,"loss":{digits[:4000]}}}\n',
+            "huge.jsonl": f'{{"event":"step","step":{digits[:4000]},"loss":1.5}}\n',
+            "big.jsonl": f'{{"event":"val","step":1,"loss":{digits[:4000]}}}\n',
         }
         files = [self.write(name, content) for name, content in bad.items()]
         (self.folder / "folder").mkdir()
