@@ -129,8 +129,9 @@ class Layouts(harness.TestCase):
 
     def test_kinds(self):
         """Twenty layouts and more, of every kind, with the tolerance of those that round apart."""
-        only = ("ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3, hpZ", "pipeline of 2, ", "offload")
-        only += ("qwZ, hpZ", "qgZ of 8", "stage, ", "each stage", "cyclic v2, micro", "rank more")
+        only = ("ZeRO 0", "ZeRO 1", "ZeRO 2, m", "ZeRO 3, hpZ", "gpipe", "dapple", "zero-bubble")
+        only += ("recomputation", "offload all", "to disk", "qwZ, hpZ", "qgZ of 8", "each stage")
+        only += ("cyclic v2, micro", "a rank more")
         done = self.run_of(*() if ALL else (word for text in only for word in ("--only", text)))
         self.assertEqual(done.returncode, EXIT_DONE, done)
         compared = int(re.search(r"(?m)^(\d+) layouts, \1 the same", done.stdout)[1])
@@ -210,7 +211,7 @@ VALS = {0: 5.1, 20: 4.5, 40: 4.1}  # after so many updates
 
 
 def llm_c(losses=LOSSES):
-    """As logger.h of llm.c does: of a step first the validation, then the training."""
+    """As llm.c does: of a step first the validation, then the training."""
     lines = []
     for step in range(len(losses) + 1):
         if step in VALS:
@@ -221,7 +222,7 @@ def llm_c(losses=LOSSES):
 
 
 def nanogpt(losses=LOSSES):
-    """As train.py of nanoGPT prints."""
+    """As nanoGPT prints."""
     lines = ["tokens per iteration will be: 16,384", "number of parameters: 10.65M"]
     for step in range(len(losses) + 1):
         if step in VALS:
