@@ -26,6 +26,7 @@ from plot import BadLog, load
 from regular_files import TEXT_MOST, open_regular, read_regular
 
 STEP_MOST = 1 << 53
+LARGEST_FP32 = 3.4e38
 LARGEST = 1e100  # squares and sums of such numbers are finite, too
 RECORD_MOST = 1 << 24  # bytes; in an event file whatever is longer is damage
 # Of TensorBoard: the first tag that a file has counts.
@@ -350,6 +351,15 @@ def in_steps(path, by_samples):
     return {at // batch: loss for at, loss in by_samples.items()}
 
 
+def shortest(value):
+    """The number with the fewest digits that fp32 holds as this one: what was meant."""
+    for digits in range(6, 9):
+        found = float(f"{value:.{digits}g}")
+        if abs(found) <= LARGEST_FP32 and struct.pack("<f", found) == struct.pack("<f", value):
+            return found
+    return value
+
+
 def read_events(curve, paths, tag):
     found = read_tags(paths)
     train, val, tokens = (
@@ -368,8 +378,7 @@ def read_events(curve, paths, tag):
         ("tokens", found.get(tokens, {})),
     ):
         for step, value in values.items():
-            # Event files hold fp32: the shortest number that rounds to it is what was meant.
-            curve.add(kind, step, float(f"{value:.8g}"))
+            curve.add(kind, step, shortest(value))
 
 
 # --------------------------------------------------------------------------------------------------
