@@ -1,6 +1,6 @@
 """loss_logs.py: the losses that training programs leave behind, whoever wrote them.
 
-    train_gpt      JSON lines (--log), read by plot.py
+    train_gpt      JSON lines (--log), read by run_log.py
     llm.c          main.log: "s:0 tel:11.0", "s:0 trl:10.9 lr:0.000600 norm:15.00"
     nanoGPT        what it prints: "iter 0: loss 4.2664, ...", "step 0: train loss ..."
     Hugging Face   trainer_state.json of the Trainer
@@ -22,12 +22,11 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plot import BadLog, load
 from regular_files import TEXT_MOST, open_regular, read_regular
+from run_log import LARGEST, BadLog, load
 
 STEP_MOST = 1 << 53
 LARGEST_FP32 = 3.4e38
-LARGEST = 1e100  # squares and sums of such numbers are finite, too
 RECORD_MOST = 1 << 24  # bytes; in an event file whatever is longer is damage
 # Of TensorBoard: the first tag that a file has counts.
 TRAIN_TAGS = (
@@ -111,15 +110,11 @@ def step_of(text):
 
 
 def read_train_gpt(curve):
-    try:
-        run = load(curve.path, curve.path.name)
-    except (RecursionError, OverflowError):
-        raise BadLog(f"{curve.path}: numbers or nesting that no log has") from None
+    run = load(curve.path, curve.path.name)
     for kind, losses in (("train", run.train), ("val", run.val)):
         for step, loss in losses.items():
             curve.add(kind, step, loss)
-    if not run.start.get("privacy"):  # whose losses are not told
-        curve.lost = run.costs.keys() - run.train.keys()
+    curve.lost = set() if run.hides else set(run.lost) - run.train.keys()
     try:
         for step, tokens in run.positions("tokens").items():
             curve.add("tokens", step, tokens)

@@ -49,7 +49,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
 from loss_logs import read_curve
-from plot import EXIT_INPUT, EXIT_RESOURCES, BadLog, events, inner
+from run_log import EXIT_INPUT, EXIT_RESOURCES, BadLog, events, inner, plain
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_DIFFERENT = 1
@@ -258,7 +258,7 @@ def said(text):
     """What the program said when it ended, in one line."""
     found = re.search(r"train_gpt: rank \d+ on \S+, [^:\n]+:\d+: (.*(?:\n  hint: .*)?)", text)
     lines = found[1].replace("\n  hint: ", "; ") if found else " ".join(text.split()[-30:])
-    return "".join(letter if letter.isprintable() else "?" for letter in lines)
+    return one_line(lines)
 
 
 @dataclass
@@ -765,12 +765,12 @@ def compare_kind(a, b, kind, options):
         print(at_the_end(pairs))
     by = 0 if options.tokens or kind == "val" else shifted(a, b, options)
     if by:
-        print(f"  with the steps of {printable(b.path)} moved by {by:+} they are the same")
+        print(f"  with the steps of {one_line(b.path)} moved by {by:+} they are the same")
     return pairs, False
 
 
 def compare_curves(a, b, options):
-    print(f"{printable(b.path)} ({b.form}) against {printable(a.path)} ({a.form})")
+    print(f"{one_line(b.path)} ({b.form}) against {one_line(a.path)} ({a.form})")
     train, same = compare_kind(a, b, "train", options)
     val, same_val = compare_kind(a, b, "val", options)
     lost = sorted((a.lost & b.train.keys()) | (b.lost & a.train.keys()))
@@ -782,8 +782,8 @@ def compare_curves(a, b, options):
     return train or val, same and same_val and not lost
 
 
-def printable(text):
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+def one_line(text):
+    return " ".join(plain(text).split("\n"))
 
 
 def draw(pyplot, a, found, options, out):
@@ -792,10 +792,10 @@ def draw(pyplot, a, found, options, out):
         2, 1, figsize=(8, 7), sharex=True, layout="constrained", height_ratios=(2, 1)
     )
     own = places(a, "train" if a.train else "val", options.tokens)
-    above.plot(sorted(own), [own[at] for at in sorted(own)], color="black", label=str(a.path))
+    above.plot(sorted(own), [own[at] for at in sorted(own)], color="black", label=plain(a.path))
     for index, (b, pairs) in enumerate(found):
         at, color = [pair.at for pair in pairs], f"C{index % 10}"
-        above.plot(at, [pair.b for pair in pairs], color=color, linewidth=1, label=str(b.path))
+        above.plot(at, [pair.b for pair in pairs], color=color, linewidth=1, label=plain(b.path))
         below.plot(at, [pair.apart() for pair in pairs], color=color, linewidth=1)
         below.plot(at, [pair.floor for pair in pairs], color=color, linestyle=":")
     below.plot([], [], color="gray", linestyle=":", label="floor")
@@ -807,7 +807,7 @@ def draw(pyplot, a, found, options, out):
         for text in axes.legend(fontsize="small").get_texts():
             text.set_parse_math(False)
     figure.savefig(out, dpi=150)
-    print(out)
+    print(one_line(out))
 
 
 def picture(a, found, options):
@@ -823,7 +823,7 @@ def picture(a, found, options):
     try:
         draw(pyplot, a, found, options, options.out or beside)
     except (OSError, ValueError) as error:  # ValueError: no such format
-        print(f"same_loss: cannot write the picture: {error}", file=sys.stderr)
+        print(f"same_loss: cannot write the picture: {one_line(error)}", file=sys.stderr)
         return EXIT_RESOURCES
     return 0
 
@@ -888,7 +888,7 @@ def main(words):
     except OSError as error:
         text = f"{error.filename}: {error.strerror}"
         code = EXIT_RESOURCES if error.errno in (errno.ENOSPC, errno.EDQUOT) else EXIT_INPUT
-    print(f"same_loss: {printable(text)}", file=sys.stderr)
+    print(f"same_loss: {one_line(text)}", file=sys.stderr)
     return code
 
 
