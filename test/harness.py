@@ -654,6 +654,50 @@ def quotation(before, right, after, text):
     return [found.span(1) for found in re.finditer(pattern, text)]
 
 
+# A program with several faults; FAULT=n in its environment switches the n-th on.
+SWITCH = """#include <stdlib.h>
+static inline int fault(int n) {
+    const char *on = getenv("FAULT");
+    return on && atoi(on) == n;
+}
+"""
+
+
+def planted(file, faults):
+    """The text of a source with these (number, pattern) in it. A pattern quotes a line of code, and
+    has {RIGHT ==> WRONG} where an expression is to be another one."""
+    text, places = get(os.path.join(ROOT, file)).decode(), {}
+    for number, pattern in faults:
+        parts = re.fullmatch(r"(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
+        before, right, wrong, after = parts
+        found = quotation(before, right, after, text)
+        if len(found) != 1:
+            raise AssertionError(f"{file} has no longer one {before + right + after!r}")
+        places.setdefault(found[0], []).append((number, wrong))
+    for begin, end in sorted(places, reverse=True):  # no two of them overlap
+        expression = text[begin:end]
+        for number, wrong in places[begin, end]:
+            expression = f"(fault({number}) ? ({wrong}) : {expression})"
+        text = text[:begin] + expression + text[end:]
+    return text
+
+
+def faulty_program(faults):
+    """Compiles the program with these faults, (file, pattern) of numbers from 1 on; its path."""
+    folder = os.path.join(scratch(), "faulty")
+    for file in program_sources():
+        text = planted(file, [(n, p) for n, (where, p) in enumerate(faults, 1) if where == file])
+        if file == "base/base.h":
+            text = text.replace("#define BASE_H\n", "#define BASE_H\n" + SWITCH, 1)
+        os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
+        with open(os.path.join(folder, file), "w") as out:
+            out.write(text)
+    made = output_of("make", "-C", folder, "train_gpt", "FAST=-O0 -march=native", timeout=600)
+    if made.returncode:
+        raise AssertionError(made.stderr.decode()[-3000:])
+    return os.path.join(folder, "train_gpt")
+
+
 def small_disk(test, kib):
     """A folder on a disk of its own, or the test is skipped."""
     folder = scratch()

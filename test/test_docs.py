@@ -83,6 +83,7 @@ STANDS_FOR = {
     "FILE": "trace.json",
     "FILE.svg": "trace.svg",
     "/scratch": "scratch",
+    "log124M/main.log": "out/mine/log.jsonl",
     "out/step_00000500": "out/step_00000002",
     "--flag": None,
     "value": None,
@@ -495,7 +496,9 @@ def started(variables, words):
         return words + ([] if "--dry-run" in words else ["--dry-run"])
     if words[0].endswith(".py"):
         return [PYTHON] + words
-    if words[0] in ("scripts/sweep.sh", "scripts/launch.sh"):
+    if words[0] == "scripts/same_loss.sh" and "--" in words:
+        return [words[0], "--only", "ZeRO 1", *words[1:], *shortened(words)]
+    if words[0] in ("scripts/sweep.sh", "scripts/launch.sh", "scripts/same_loss.sh"):
         return words
     raise AssertionError(f"no rule says how to start {' '.join(words)}, and it is not in ELSEWHERE")
 
@@ -570,7 +573,7 @@ class Started(unittest.TestCase):
             text = " ".join(case[2])
             if "prepare_data" in text:
                 begins[0].append(case)
-            elif re.search(r"(plot|watch|report)\.py|_huggingface|--delink ", text):
+            elif re.search(r"(plot|watch|report)\.py|same_loss|_huggingface|--delink ", text):
                 begins[2].append(case)
             elif case not in left_out:
                 begins[1].append(case)

@@ -42,14 +42,13 @@ import re
 import shlex
 import shutil
 import struct
-import subprocess
 import unittest
 
 import harness
 
 harness.need_numpy()
 import numpy as np  # noqa: E402
-from harness import ALL, SEED, at_once, put, quotation, sample, scratch, shard
+from harness import ALL, SEED, at_once, put, sample, scratch, shard
 
 import reference
 from reference import Config, Run, Samples
@@ -1197,45 +1196,7 @@ class Faults(Check):
     """One program with all faults in it; FAULT=n in its environment switches the n-th on. Each must
     be seen by the check that is named beside it; without one that check passes."""
 
-    SWITCH = """#include <stdlib.h>
-static inline int fault(int n) {
-    const char *on = getenv("FAULT");
-    return on && atoi(on) == n;
-}
-"""
-
     FAULTS = FAULTS
-
-    def planted(self, text, file, faults):
-        """The text of a file with these (number, pattern) in it."""
-        places = {}
-        for number, pattern in faults:
-            parts = re.fullmatch(r"(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
-            before, right, wrong, after = parts
-            found = quotation(before, right, after, text)
-            self.assertEqual(len(found), 1, f"{file} has no longer one {before + right + after!r}")
-            places.setdefault(found[0], []).append((number, wrong))
-        for begin, end in sorted(places, reverse=True):  # no two of them overlap
-            expression = text[begin:end]
-            for number, wrong in places[begin, end]:
-                expression = f"(fault({number}) ? ({wrong}) : {expression})"
-            text = text[:begin] + expression + text[end:]
-        return text
-
-    def program(self, faults):
-        folder = os.path.join(scratch(), "faulty")
-        for file in harness.program_sources():
-            mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
-            text = self.planted(harness.get(os.path.join(ROOT, file)).decode(), file, mine)
-            if file == "base/base.h":
-                text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
-            os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
-            with open(os.path.join(folder, file), "w") as out:
-                out.write(text)
-        command = ["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"]
-        made = subprocess.run(command, capture_output=True, timeout=600)
-        self.assertEqual(made.returncode, 0, made.stderr.decode()[-3000:])
-        return os.path.join(folder, "train_gpt")
 
     def notice(self, where, **program):
         """Runs the check that is named."""
@@ -1260,7 +1221,7 @@ static inline int fault(int n) {
             self.compare(where, ROWS[where][0], **program)
 
     def check(self, faults):
-        binary = self.program(faults)
+        binary = harness.faulty_program([fault[1:] for fault in faults])
 
         def see(fault):
             number, (where, file, pattern) = fault
@@ -1275,8 +1236,8 @@ static inline int fault(int n) {
 
     def test_places(self):
         """The sources still have what each fault changes."""
-        for number, (_, file, pattern) in enumerate(self.FAULTS, 1):
-            self.planted(harness.get(os.path.join(ROOT, file)).decode(), file, [(number, pattern)])
+        for _, file, pattern in self.FAULTS:
+            harness.planted(file, [(1, pattern)])
 
     @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew, and runs it 66 times")
     def test_each(self):
