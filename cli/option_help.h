@@ -13,9 +13,10 @@
 
 #include <strings.h> // strcasecmp
 
-// A group of the table. Each example is a command line that the parser accepts.
+// A group of the table. Each example is a command line that the parser accepts. picture: three
+// lines, of a training system: what it does; else NULL.
 typedef struct {
-    const char *group, *title, *examples[2];
+    const char *group, *title, *examples[2], *picture;
 } HelpTopic;
 static const HelpTopic help_topics[] = {
     {"data",
@@ -37,26 +38,44 @@ static const HelpTopic help_topics[] = {
     {"precision",
      "fp32 and bf16, recomputation, memory budgets, offloading",
      {"./train_gpt --dtype bf16 --recompute block",
-      "./train_gpt --device-memory 16G --offload-dir /scratch --host-memory 64G"}},
+      "./train_gpt --device-memory 16G --offload-dir /scratch --host-memory 64G"},
+     "  device  [block 7][block 8]            --offload params: blocks come to the\n"
+     "  host    [blocks 1 to 48, optimizer]   device while others compute, and their\n"
+     "  disk    [what exceeds --host-memory]  gradients leave it\n"},
     {"ZeRO",
      "states divided over ranks, quantized messages (ZeRO++)",
      {"mpirun -np 8 ./train_gpt --zero 3 --dtype bf16",
-      "mpirun -np 8 ./train_gpt --zero 3 --zero-quantized-weights --zero-quantized-gradients"}},
+      "mpirun -np 8 ./train_gpt --zero 3 --zero-quantized-weights --zero-quantized-gradients"},
+     "  stage 1   rank 0: PP GG O.   rank 1: PP GG .O   P parameters, G gradients,\n"
+     "  stage 2   rank 0: PP G. O.   rank 1: PP .G .O   O optimizer states, each\n"
+     "  stage 3   rank 0: P. G. O.   rank 1: .P .G .O   in two parts; . elsewhere\n"},
     {"pipeline",
      "blocks divided over ranks, and the planner",
      {"mpirun -np 4 ./train_gpt --pipeline 4 --micro-batches 8",
-      "./train_gpt --plan --model gpt2:1558M --cluster 2x8,intra=25,inter=3"}},
+      "./train_gpt --plan --model gpt2:1558M --cluster 2x8,intra=25,inter=3"},
+     "  rank 0 | F0 F1 .. B0 F2 B1 F3 B2 .. B3  the first blocks; F forward, B back\n"
+     "  rank 1 | .. F0 B0 F1 B1 F2 B2 F3 B3 ..  the others; of micro-batches 0 to 3,\n"
+     "             time -->                     two dots: idle\n"},
     {"cyclic",
      "micro-batches delayed against each other",
-     {"mpirun -np 4 ./train_gpt --cyclic v2", "./train_gpt --cyclic v1 --cyclic-stages 4"}},
+     {"mpirun -np 4 ./train_gpt --cyclic v2", "./train_gpt --cyclic v1 --cyclic-stages 4"},
+     "  rank 0 | F1 F2 F3 B3 B2 B1 F1 F2 ...  stages 1 to 3, forward and back: a rank\n"
+     "  rank 1 | B2 B1 F1 F2 F3 B3 B2 B1 ...  is two slots behind the one before, so\n"
+     "  rank 2 | F3 B3 B2 B1 F1 F2 F3 B3 ...  memory and messages are even in time\n"},
     {"pseudo",
      "blocks that share parameters, then separate",
      {"./train_gpt --share all --delink-at 1000 --steps 5000",
-      "./train_gpt --share 4x3 --share-lr 1e-3"}},
+      "./train_gpt --share 4x3 --share-lr 1e-3"},
+     "  first  [W][W][W][W]   --share all: all blocks are one, with the memory of one\n"
+     "  then   [W][X][Y][Z]   from --delink-at on: copies of it, which train apart\n"
+     "         time -->       and begin where the shared one ended\n"},
     {"privacy",
      "differentially private training",
      {"./train_gpt --dp-epsilon 3 --dp-delta 1e-6 --steps 1000 --out out/private",
-      "./train_gpt --dp-account q=0.01,sigma=1,steps=1000,delta=1e-6"}},
+      "./train_gpt --dp-account q=0.01,sigma=1,steps=1000,delta=1e-6"},
+     "  sample 1's gradient --> cut to length R \\\n"
+     "  sample 2's gradient --> cut to length R  > sum + noise --> update; epsilon\n"
+     "  sample 3's gradient --> cut to length R /  of sigma R      grows with each\n"},
     {"cluster",
      "lost ranks, and clusters that are not there",
      {"./train_gpt --dry-run --zero 3 --cluster 24x16,intra=150,inter=12.5",
@@ -163,6 +182,7 @@ static inline void help_short(FILE *to) {
 }
 static inline void help_topic(FILE *to, const HelpTopic *topic) {
     fprintf(to, "%s: %s\n\n", topic->group, topic->title);
+    if (topic->picture) { fprintf(to, "%s\n", topic->picture); }
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (!strcmp(option_specs[i].group, topic->group)) { help_flag(to, &option_specs[i]); }
     }
@@ -254,7 +274,8 @@ static inline const char *options_ask_help(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "--help=", 7)) { return argv[i] + 7; }
         if (strcmp(argv[i], "--help") && strcmp(argv[i], "-h")) { continue; }
-        return i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
+        const char *next = i + 1 < argc ? argv[i + 1] : "";
+        return !strncmp(next, "--", 2) ? next + 2 : *next == '-' ? "" : next;
     }
     return NULL;
 }

@@ -44,6 +44,8 @@ static const GptDescriptor gpt_descriptors[] = {
                     "vocab=128256,tie=1,theta=5e5,positions=131072,rope_factor=32"},
     {"llama3.1:8B", "arch=llama,layers=32,channels=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
                     "vocab=128256,tie=0,theta=5e5,positions=131072,rope_factor=8"},
+    {"llama3:8B", "arch=llama,layers=32,channels=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
+                  "vocab=128256,tie=0,theta=5e5,positions=8192"},
     {"llama3:70B", "arch=llama,layers=80,channels=8192,heads=64,kv_heads=8,head_dim=128,ffn=28672,"
                    "vocab=128256,tie=0,theta=5e5,positions=8192"},
     {"qwen2.5:0.5B", "arch=qwen2,layers=24,channels=896,heads=14,kv_heads=2,head_dim=64,ffn=4864,"

@@ -361,7 +361,7 @@ static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
                      ranks = at[nodes] == 'x' ? strspn(at + nodes + 1, digits) : 0;
         end = at + nodes + 1 + ranks;
         const double speed = nodes && ranks ? cluster_take_speed(&end) : 1;
-        if (!nodes || nodes > 4 || !ranks || ranks > 4 || (*end && *end != ',' && *end != '+')) {
+        if (!nodes || nodes > 9 || !ranks || ranks > 9 || (*end && *end != ',' && *end != '+')) {
             cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", at);
         }
         if (!cluster_add(c, atoi(at), atoi(at + nodes + 1), speed)) {

@@ -585,12 +585,19 @@ static void test_parameters_of_presets(void **state) {
     static const struct {
         const char *name;
         int64_t parameters;
-    } presets[] = {{"llama3.2:1B", 1235814400}, {"llama3.2:3B", 3212749824},
-                   {"llama3.1:8B", 8030261248}, {"llama3:70B", 70553706496},
-                   {"qwen2.5:0.5B", 494032768}, {"qwen2.5:1.5B", 1543714304},
-                   {"qwen2.5:7B", 7615616512},  {"qwen3:0.6B", 596049920},
-                   {"qwen3:1.7B", 1720574976},  {"qwen3:4B", 4022468096},
-                   {"qwen3:8B", 8190735360},    {"nano:d12", 2 * 32768 * 768 + 12 * 7077888}};
+    } presets[] = {{"llama3.2:1B", 1235814400},
+                   {"llama3.2:3B", 3212749824},
+                   {"llama3.1:8B", 8030261248},
+                   {"llama3:70B", 70553706496},
+                   {"llama3:8B", 8030261248},
+                   {"qwen2.5:0.5B", 494032768},
+                   {"qwen2.5:1.5B", 1543714304},
+                   {"qwen2.5:7B", 7615616512},
+                   {"qwen3:0.6B", 596049920},
+                   {"qwen3:1.7B", 1720574976},
+                   {"qwen3:4B", 4022468096},
+                   {"qwen3:8B", 8190735360},
+                   {"nano:d12", 2 * 32768 * 768 + 12 * 7077888}};
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         assert_int_equal(model_from(presets[i].name, 64).parameters, presets[i].parameters);
     }

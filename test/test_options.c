@@ -469,11 +469,12 @@ static const char *const refused[][3] = {
     {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B",
      "such as 3:5"},
     {"--cluster 8 --dry-run", "--cluster begins with nodes x ranks", "found \"8\""},
+    {"--cluster 1000000x8 --dry-run", "takes from 1 to 16384 ranks", "1000000x8"},
     {"--cluster x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster -2x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x8x2 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
-    {"--cluster 2x10000 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster 2x10000 --dry-run", "takes from 1 to 16384 ranks", "2x8,intra=25"},
     {"--cluster 0x8 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 0x8"},
     {"--cluster 9999x9999 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 9999x9999"},
     {"--cluster 2x8 --dry-run", "--cluster needs intra=", "GB/s"},
@@ -906,6 +907,14 @@ static void test_help_of_every_topic(void **state) {
             assert_non_null(strstr(one, "default "));
             free(one);
         }
+        if (topic->picture) {
+            int lines = 0;
+            assert_non_null(strstr(text, topic->picture));
+            for (const char *at = topic->picture; *at; at += strcspn(at, "\n") + 1, lines++) {
+                assert_true(strcspn(at, "\n") <= 80);
+            }
+            assert_int_equal(lines, 3);
+        }
         for (int i = 0; i < 2; i++) {
             const char *example = topic->examples[i], *line = strstr(example, "./train_gpt ");
             Options options;
@@ -980,7 +989,8 @@ static void test_help_is_found_anywhere(void **state) {
                  {"--help zero", "zero"},
                  {"-h all", "all"},
                  {"--help=man", "man"},
-                 {"--help --lr 3", ""}};
+                 {"--help --lr 3", "lr"},
+                 {"--help -l 3", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);
