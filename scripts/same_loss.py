@@ -271,8 +271,6 @@ class Run:
     folder: Path = None
 
     def weights(self):
-        from model_files import read_safetensors
-
         return read_safetensors(self.folder / "model/model.safetensors")
 
 
@@ -415,6 +413,43 @@ def is_default(value, default):
         return value == default
 
 
+DTYPES = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}  # numpy has no bf16: its bits
+
+
+def read_safetensors(path):
+    """{name: tensor} of a file that the program has written."""
+    import numpy as np
+
+    data = np.fromfile(path, np.uint8)
+    begin = 8 + int(data[:8].view("<u8")[0])
+    found = {}
+    for name, entry in json.loads(data[8:begin].tobytes()).items():
+        if name != "__metadata__":
+            first, end = entry["data_offsets"]
+            values = data[begin + first : begin + end].view(DTYPES[entry["dtype"]])
+            found[name] = values.reshape(entry["shape"])
+    return found
+
+
+def write_safetensors(path, tensors):
+    names, header, at = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
+    for name, values in tensors.items():
+        header[name] = {
+            "dtype": names[values.dtype.str],
+            "shape": values.shape,
+            "data_offsets": [at, at + values.nbytes],
+        }
+        at += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the data lie on multiples of 8
+    data = b"".join(values.tobytes() for values in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def in_fp32(values):
+    return (values.astype("<u4") << 16).view("<f4") if values.dtype == "<u2" else values
+
+
 def next_number(values, lot):
     """Each one changed to the next of its precision, up or down; zero stays zero."""
     import numpy as np
@@ -427,9 +462,8 @@ def next_number(values, lot):
 def of_few_bits(values, lot, bits):
     """In fp32, with such errors as integers of so many bits with a scale for each block leave."""
     import numpy as np
-    from model_files import DTYPES, converted
 
-    flat = converted(values, DTYPES["F32"]).ravel()
+    flat = in_fp32(values).ravel()
     most = [np.abs(flat[at : at + BLOCK]).max() for at in range(0, flat.size, BLOCK)]
     scales = np.repeat(most, BLOCK)[: flat.size] / (2 ** (bits - 1) - 1)
     error = scales * (lot.random(flat.size) - 0.5)
@@ -440,7 +474,6 @@ def change_weights(source, target, draw, bits):
     """Writes the weights of a folder anew, changed by lot: by one rounding to their precision, or
     to so many bits."""
     import numpy as np
-    from model_files import read_safetensors, write_safetensors
 
     target.mkdir()
     shutil.copy(source / "config.json", target)
@@ -448,8 +481,7 @@ def change_weights(source, target, draw, bits):
     for name, tensor in read_safetensors(source / "model.safetensors").items():
         values = np.ascontiguousarray(tensor)
         changed[name] = of_few_bits(values, lot, bits) if bits else next_number(values, lot)
-    with open(target / "model.safetensors", "wb") as file:
-        write_safetensors(file, changed)
+    write_safetensors(target / "model.safetensors", changed)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -487,13 +519,11 @@ def distances(found, expected):
     """(name -> the norm of the difference of two tensors, by the norm of the expected one; the same
     of all tensors together)."""
     import numpy as np
-    from model_files import DTYPES, converted
-
     if found.keys() != expected.keys():
         return {"the names of tensors": math.inf}, math.inf
     distance, away, size = {}, 0.0, 0.0
     for name, tensor in expected.items():
-        a, b = (converted(x, DTYPES["F32"]).astype(float) for x in (found[name], tensor))
+        a, b = (in_fp32(x).astype(float) for x in (found[name], tensor))
         apart = float(np.sum((a - b) ** 2)) if a.shape == b.shape else math.inf
         apart, own = (apart if math.isfinite(apart) else math.inf), float(np.sum(b**2))
         distance[name] = math.sqrt(apart / max(own, 1e-30))
