@@ -165,10 +165,12 @@ class Recipes(unittest.TestCase):
     def test_nano(self):
         self.check("nano_d12", 1_703_936_000)
         self.check("nano_d20", 4_805_099_520)
+        self.check("english_nano", 81_920_000)
 
     def test_all_are_checked(self):
         names = {n for n in os.listdir(os.path.join(ROOT, "scripts/recipes")) if n.endswith(".sh")}
-        self.assertEqual(names, {"gpt2_124M.sh", "gpt2_1558M.sh", "nano_d12.sh", "nano_d20.sh"})
+        gpt2, nano = {"gpt2_124M.sh", "gpt2_1558M.sh"}, {"nano_d12.sh", "nano_d20.sh"}
+        self.assertEqual(names, {*gpt2, *nano, "english_nano.sh"})
 
 
 class Peaks(unittest.TestCase):

@@ -471,7 +471,7 @@ class Page(harness.InFolder):
             dict(entry, step="machine", name="GPU", figures={"name": "NVIDIA H200"}),
             dict(entry, step="124M", name="124M, own attention", figures=speed),
             dict(entry, step="124M", name="124M, PyTorch", figures=peer),
-            dict(entry, step="1558M", name="1558M, cuDNN", status="out of time", reason="a | b"),
+            dict(entry, step="1558M", name="1558M, cuDNN", status="failed", reason="a | b"),
             dict(entry, step="correctness", name="test_bits", status="failed", reason="no bits"),
             dict(entry, step="kernels", name="attention", figures={"found": [{"T": 4}, {"T": 5}]}),
         ]
@@ -484,7 +484,7 @@ class Page(harness.InFolder):
         self.assertRegex(
             page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| – \| 364,089 "
         )
-        self.assertIn(r"out of time: a \| b", page)
+        self.assertIn(r"failed: a \| b", page)
         self.assertIn("| correctness | test_bits | failed: no bits | 1.0 |", page)
         self.assertIn("attention:\n\n| T |\n| --- |\n| 4 |\n| 5 |\n", page)
         self.write("ten.json", json.dumps(dict(results, toy=True)))

@@ -6,8 +6,11 @@
 #
 #   Data      .venv/bin/python scripts/recipes/english_corpus.py (docs/results/english.md)
 #   Tokens    2,500 steps x 32,768 tokens = 81,920,000, so 3.3 times the corpus
-#   Memory    4.9 GiB of a GPU
-#   Time      under 3 minutes of an H200 that had three more such runs beside it
+#   Memory    4.7 GiB on each GPU (predicted; --dry-run has the table)
+#   Time      0.69 minutes on one H100, predicted by
+#             RANKS=1 PROGRAM=./train_gpt scripts/recipes/english_nano.sh --dry-run \
+#                 --cluster "1x1,gpu=h100"; not measured. Under 3 minutes of an H200 that had three
+#             more such runs beside it, measured
 #   Loss      3.300 of held-out text, 1.115 bits a byte (measured: docs/results/english.md)
 # Rates are nano_d12.sh's, with an embedding that learns as fast as nanochat's does at this width.
 set -euo pipefail
