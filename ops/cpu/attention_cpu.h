@@ -123,19 +123,17 @@ TILES static inline void multiply_by_tiles(float *c, int64_t ldc, const Word *a,
         for (int64_t j = 0; j < n; j += 32) {
             const bool both = j + 16 < n; // else one column of tiles is left
             float *c0 = c + j, *c1 = c0 + 16 * ldc;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
             if (add) {
                 _tile_loadd(0, c0, c_bytes);
                 _tile_loadd(2, c1, c_bytes);
-            } else {
-                _tile_zero(0);
-                _tile_zero(2);
             }
-            if (both && add) {
+            if (add && both) {
                 _tile_loadd(1, c0 + 16, c_bytes);
                 _tile_loadd(3, c1 + 16, c_bytes);
-            } else if (both) {
-                _tile_zero(1);
-                _tile_zero(3);
             }
             for (int64_t k = 0; k < inner; k += 16) {
                 const Word *bk = b + k * ldb + j;
@@ -172,33 +170,29 @@ TILES static inline void turn_words(Word *to, const Word *words, int64_t n) {
         }
     }
 }
+TILES static inline void tiles_end(void) { _tile_release(); }
+#endif
 // Around what a thread does with tiles. Messages that move meanwhile may end it.
 static inline void attention_begin_tiles(void) {
+#ifdef __AVX512BF16__
     if (tiles_multiply_pairs()) { tiles_begin(); }
-}
-TILES static inline void tiles_end(void) { _tile_release(); }
-static inline void attention_end_tiles(void) {
-    if (tiles_multiply_pairs()) { tiles_end(); }
-}
-#else
-static inline void multiply_by_tiles(float *c, int64_t ldc, const Word *a, int64_t a_row,
-                                     const Word *b, int64_t ldb, int64_t m, int64_t n,
-                                     int64_t inner, bool add) {
-    (void)c, (void)ldc, (void)a, (void)a_row, (void)b, (void)ldb, (void)m, (void)n, (void)inner;
-    (void)add;
-}
-static inline void turn_words(Word *to, const Word *words, int64_t n) {
-    (void)to, (void)words, (void)n;
-}
-static inline void attention_begin_tiles(void) {}
-static inline void attention_end_tiles(void) {}
 #endif
+}
+static inline void attention_end_tiles(void) {
+#ifdef __AVX512BF16__
+    if (tiles_multiply_pairs()) { tiles_end(); }
+#endif
+}
 static inline void multiply_tile(float *c, int64_t ldc, const Word *a, int64_t a_row,
                                  int64_t a_inner, const Word *b, int64_t ldb, int64_t m, int64_t n,
                                  int64_t inner, Part part, bool add) {
+#ifdef __AVX512BF16__
     if (tiles_multiply_pairs()) {
         multiply_by_tiles(c, ldc, a, a_inner == 1 ? a_row : TILE / 2, b, ldb, m, n, inner, add);
-    } else if (words_are_pairs()) {
+        return;
+    }
+#endif
+    if (words_are_pairs()) {
         multiply_words(true, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
     } else {
         multiply_words(false, c, ldc, a, a_row, a_inner, b, ldb, m, n, inner, part, add);
@@ -354,13 +348,15 @@ static inline void pack_score_columns(Word *to, const float *scores, int64_t n) 
 }
 // The same for a product whose left operand is (TILE, n): for tiles these are words of a row.
 static inline void pack_scores_turned(Word *to, const float *scores, int64_t n) {
-    if (!tiles_multiply_pairs()) {
-        pack_score_columns(to, scores, n);
+#ifdef __AVX512BF16__
+    if (tiles_multiply_pairs()) {
+        Word words[TILE / 2 * TILE];
+        pack_score_columns(words, scores, round_up(n, 32));
+        turn_words(to, words, words_of(n));
         return;
     }
-    Word words[TILE / 2 * TILE];
-    pack_score_columns(words, scores, round_up(n, 32));
-    turn_words(to, words, words_of(n));
+#endif
+    pack_score_columns(to, scores, n);
 }
 // to(n, w(TILE)) = words of the rows of scores(n, TILE)
 static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
