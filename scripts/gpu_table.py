@@ -423,8 +423,9 @@ EXPLAINED = (
     " goes](../gpu.md#the-first-ten-minutes)). The estimates are for an {}, by the roofline of"
     " `scripts/gpu_table.py` ([its assumptions](../gpu.md#what-the-compiled-code-says)), and were"
     " committed before this run. The error is the estimated time over the measured one, less 1. MFU"
-    " is of 989.4 TFLOP/s, with causal attention counted as half."
+    " is of 989.4 TFLOP/s, with causal attention counted as half. Also every ceiling, kernel and command:"
 )
+SHOWS_ALL = "    scripts/gpu_ten.py table --whole --page - docs/results/logs/gpu_h200"
 # What others say they reach, in tokens/s of a GPU, and the model here that is nearest to theirs
 ANCHORS = (
     ("llm.c: GPT-2 1558M, T=1024, one of 8 H100", "47,700", "1558M"),
@@ -526,8 +527,8 @@ def summary(entries, toy):
     return card + (f"Without a result: {'; '.join(bad)}." if bad else "Every command passed.")
 
 
-def results_page(folders):
-    """Of runs, of which a later one counts more."""
+def results_page(folders, whole=False):
+    """Of runs, of which a later one counts more; whole: with every ceiling, kernel and command."""
     entries, toy = {}, False
     for folder in folders:
         with open(os.path.join(folder, "ten.json")) as file:
@@ -553,6 +554,8 @@ def results_page(folders):
         "",
         *textwrap.wrap(EXPLAINED.format(card), 100),
         "",
+        SHOWS_ALL,
+        "",
         "## Steps in bf16, one GPU, one micro-step",
         "",
         *table(head, steps),
@@ -566,6 +569,7 @@ def results_page(folders):
         if systems:
             lines += ["## Other models, private steps, offload", "", *table(head, systems)]
         lines += ["## Is it right", "", *entry_lines(entries, True)]
+    if whole:
         lines += ["## Ceilings and kernels", "", *list_lines(entries)]
         lines += ["## All other commands", "", *entry_lines(entries, False)]
     return "\n".join(lines).rstrip() + "\n"

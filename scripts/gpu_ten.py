@@ -608,7 +608,7 @@ def run(options):
 def table(options):
     import gpu_table  # the roofline: not packed
 
-    text = gpu_table.results_page(options.folders)
+    text = gpu_table.results_page(options.folders, options.whole)
     if options.page == "-":
         print(text, end="")
     else:
@@ -655,6 +655,9 @@ def main():
     )
     page = os.path.join(ROOT, "docs/results/gpu.md")
     tables.add_argument("--page", default=page, help="-: to standard output")
+    tables.add_argument(
+        "--whole", action="store_true", help="with every ceiling, kernel and command"
+    )
     options = parser.parse_args()
     return options.work(options)
 
