@@ -423,7 +423,8 @@ EXPLAINED = (
     " goes](../gpu.md#the-first-ten-minutes)). The estimates are for an {}, by the roofline of"
     " `scripts/gpu_table.py` ([its assumptions](../gpu.md#what-the-compiled-code-says)), and were"
     " committed before this run. The error is the estimated time over the measured one, less 1. MFU"
-    " is of 989.4 TFLOP/s, with causal attention counted as half. Also every ceiling, kernel and command:"
+    " is of 989.4 TFLOP/s, with causal attention counted as half. Also every ceiling,"
+    " kernel and command:"
 )
 SHOWS_ALL = "    scripts/gpu_ten.py table --whole --page - docs/results/logs/gpu_h200"
 # What others say they reach, in tokens/s of a GPU, and the model here that is nearest to theirs

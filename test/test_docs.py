@@ -675,7 +675,7 @@ class Export(unittest.TestCase):
         if project.missing:
             self.skipTest(f"prepare_data.py {project.missing[0]}: not here")
         page = (ROOT / "docs/running.md").read_text()
-        behind = re.search(r"its command with\n`([^`]*)` behind it", page)[1]
+        behind = re.search(r"its command with\s+`([^`]*)`\s+behind it", page)[1]
         command = next(
             command
             for _, command in COMMANDS.documents
