@@ -45,6 +45,14 @@ FLAGS = {
     "val-every": 0,
 }
 
+# What is wrong in a program that begins as train_gpt does, the layout that it is in, a shell pattern
+# of its flags, and the flags that are then added.
+WRONG = [
+    ("a learning rate", "pipeline of 2, dapple", "*dapple*", "--lr 1.01e-3"),
+    ("a threshold", "hpZ", "*--zero-hpz-partition-size*", "--grad-clip 0.3"),
+    ("a decay", "ZeRO 1, micro-batches", "*--micro-batch\\ 1\\ *--zero\\ 1*", "--weight-decay 0.2"),
+]
+
 # What is wrong, the layout that it is in, its file and place.
 FAULTS = [
     (
@@ -108,24 +116,49 @@ class Layouts(harness.TestCase):
         found = re.search(r"(?m)^not the same: (.*)$", done.stdout)
         return found[1].split("; ") if found else []
 
+    def check_fault(self, program, number, faults):
+        """The layout with the fault of this number is named; with number 0 none is."""
+        what, layout = faults[number - 1][:2] if number else ("no fault", None)
+        tried = faults[number - 1 : number] if number else faults
+        only = [] if ALL else [word for fault in tried for word in ("--only", fault[1])]
+        done = self.run_of(
+            *("--program", program, *only), environment={"FAULT": str(number)}, limit=600
+        )
+        names = self.names(done)
+        self.assertEqual(done.returncode, DIFFERENT if number else EXIT_DONE, done)
+        self.assertEqual(bool(names), bool(number), what)
+        self.assertTrue(not number or any(layout in name for name in names), (what, names))
+        return what, names
+
+    def test_other_flags_in_a_layout(self):
+        """A program that computes something else in one layout."""
+        lines = [
+            f'case "$FAULT $*" in "{n} "{flags}) set -- "$@" {added};; esac'
+            for n, (_, _, flags, added) in enumerate(WRONG, 1)
+        ]
+        program = os.path.join(harness.scratch(), "program")
+        with open(program, "w") as file:
+            file.write("\n".join(["#!/bin/sh", *lines, f'exec {BINARY} "$@"\n']))
+        os.chmod(program, 0o755)
+        numbers = [0, *harness.sample(range(1, len(WRONG) + 1), 2)]
+        at_once(lambda number: self.check_fault(program, number, WRONG), numbers)
+
+    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew")
     def test_faults(self):
         """Each is named, and by the same program without it nothing is."""
         program = harness.faulty_program([fault[2:] for fault in FAULTS])
 
         def check(number):
-            what, layout = FAULTS[number - 1][:2] if number else ("no fault", None)
-            only = [] if ALL else [w for fault in FAULTS for w in ("--only", fault[1])]
-            done = self.run_of(
-                *("--program", program, *only), environment={"FAULT": str(number)}, limit=600
-            )
-            names = self.names(done)
-            self.assertEqual(done.returncode, DIFFERENT if number else EXIT_DONE, done)
-            self.assertEqual(bool(names), bool(number), what)
-            self.assertTrue(not number or any(layout in name for name in names), (what, names))
+            what, names = self.check_fault(program, number, FAULTS)
             if what == "a stale version of parameters":  # only hpZ keeps a copy
                 self.assertTrue(all("hpZ" in name or "ZeRO++" in name for name in names), names)
 
         at_once(check, range(len(FAULTS) + 1))
+
+    def test_places(self):
+        """The sources still have what each fault changes."""
+        for fault in FAULTS:
+            harness.planted(fault[2], [(1, fault[3])])
 
     def test_kinds(self):
         """Twenty layouts and more, of every kind, with the tolerance of those that round apart."""
