@@ -45,8 +45,8 @@ FLAGS = {
     "val-every": 0,
 }
 
-# What is wrong in a program that begins as train_gpt does, the layout that it is in, a shell pattern
-# of its flags, and the flags that are then added.
+# What is wrong in a program that starts train_gpt, the layout that it is in, a shell pattern of its
+# flags, and the flags that are then added.
 WRONG = [
     ("a learning rate", "pipeline of 2, dapple", "*dapple*", "--lr 1.01e-3"),
     ("a threshold", "hpZ", "*--zero-hpz-partition-size*", "--grad-clip 0.3"),
