@@ -470,6 +470,8 @@ def shortened(words):
         changes["--model"] = SHORT["--model"].replace("50257", "256")
     if "--dp-epsilon" in words:  # the other accountant takes seconds
         changes["--dp-accountant"] = "rdp"
+        if "--dp-windows-per-document" in words:  # more are accounted by the other one
+            changes["--dp-windows-per-document"] = "1"
     if (
         "--share" in words or "--delink" in words
     ):  # a checkpoint for the commands that begin with one
