@@ -85,6 +85,10 @@ static void test_links(void **state) {
     assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 2 * latency));
     assert_true(
         close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 2 + 2 * latency));
+    const int apart[] = {0, 4, 5, 6}; // the second node's ranks follow the first of the first's
+    const PlanRanks scattered = plan_ranks(&c, apart, 4);
+    assert_true(close_to(plan_all_reduce_s(&c, &scattered, true, GB),
+                         4.0 / 3 / 10 + 2 * 3 / 4.0 / 2 + 2 * latency));
     assert_true(plan_transfer_s(&c, &node0, &node1, 0) == 0);
     assert_true(close_to(plan_transfer_s(&c, &half, &node0, GB), 0.1 + latency)); // inside a node
     // many into one node
