@@ -42,20 +42,21 @@ static inline Group group_allocate(int n) {
     g.at = g.local + n;
     return g;
 }
-// Completes a group whose `ranks` are filled in, and whose `at` holds any numbers of their nodes.
+// Completes a group whose `ranks` are filled in, and whose `at` holds their nodes' numbers, from 0.
 static inline Group group_complete(Group g, int my_rank) {
+    int numbers = 0;
+    for (int i = 0; i < g.n; i++) { numbers = (int)max_i64(numbers, g.at[i] + 1); }
+    int *node_of = new_array(int, 2 * numbers, "groups"), // counted from 1; 0: not seen
+        *members = node_of + numbers;                     // seen so far
     for (int i = 0; i < g.n; i++) {
+        int *node = &node_of[g.at[i]];
         if (g.ranks[i] == my_rank) { g.me = i; }
-        g.node[i] = g.nodes;
-        for (int j = 0; j < i; j++) {
-            if (g.at[j] == g.at[i]) {
-                g.node[i] = g.node[j];
-                g.local[i]++;
-            }
-        }
-        if (g.node[i] == g.nodes) { g.nodes++; }
+        if (!*node) { *node = ++g.nodes; }
+        g.node[i] = *node - 1;
+        g.local[i] = members[g.at[i]]++;
         g.locals = (int)max_i64(g.locals, g.local[i] + 1);
     }
+    free(node_of);
     bool even = g.nodes > 1 && g.locals > 1 && g.nodes * g.locals == g.n;
     if (!even) {
         g.nodes = 1;

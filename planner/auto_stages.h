@@ -46,14 +46,20 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     const double boundary = (shape->T * gpt_width(m)) * (double)dtype_size(shape->dtype);
     const double states = optimizer_state_bytes(optimizer, shape->dtype);
     model.states = ((double)dtype_size(shape->dtype) + 4 + states) / 4;
+    size_t two[2], three[2];
+    double before = 0; // elements of the unit before
     for (int u = 0; u < m->units; u++) {
-        const double *row_s = times->row_s[gpt_unit_class(m, u)];
+        const UnitClass kind = gpt_unit_class(m, u);
+        const double *row_s = times->row_s[kind];
         int storages[2], n = gpt_unit_storages(m, u, storages);
         double elements = 0;
         for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
-        size_t two[2], three[2];
-        unit_bytes(m, shape, u, 2, two);
-        unit_bytes(m, shape, u, 3, three);
+        // a unit of the same class and size as the one before keeps as much
+        if (!u || kind != gpt_unit_class(m, u - 1) || elements != before) {
+            unit_bytes(m, shape, u, 2, two);
+            unit_bytes(m, shape, u, 3, three);
+        }
+        before = elements;
         plan_model_add(&model, u, row_s[ACT_FORWARD],
                        row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], two[0],
                        4 * elements);

@@ -37,6 +37,7 @@
 #include "plan/sizes.h"
 #include "plan/system.h"
 #include "planner/auto_stages.h"
+#include "planner/balanced_stages.h"
 #include "planner/plan_answer.h"
 #include "planner/plan_costs.h"
 #include "planner/planner.h"

@@ -1,5 +1,5 @@
-// plan_answer.h: the answer to a planner's task: the best plan, beside what others would choose;
-// and --plan, which prints it as a table or as one JSON object.
+// plan_answer.h: the answer to a planner's task: the best plan, beside data parallelism, GPipe's
+// even split and the runners-up; and --plan, which prints it as a table or as one JSON object.
 #ifndef PLAN_ANSWER_H
 #define PLAN_ANSWER_H
 
@@ -12,7 +12,7 @@
 #include "pipeline.h"
 #include "plan/cluster.h"
 #include "plan/forecast.h"
-#include "planner/other_planners.h"
+#include "planner/balanced_stages.h"
 #include "planner/plan_costs.h"
 #include "planner/planner.h"
 #include "planner/planner_model.h"
@@ -24,9 +24,22 @@ typedef struct {
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
     const char *name[PLAN_OTHERS]; // what the others are
     int others;
-    EquationChoice equations; // what equations 1 to 3 choose, and the time they predict for it
 } PlanAnswer;
 
+// Returns the best GPipe plan (arXiv 1811.06965): all forwards, then all backwards; stages of equal
+// numbers of units, each on the same number of ranks.
+static inline Candidate planner_gpipe(const PlanTask *t) {
+    Planner p = planner_make(t);
+    for (int stages = 2; stages <= task_most_stages(t); stages++) {
+        StagePlan q = plan_even(t, stages, 1);
+        q.kind = PIPELINE_GPIPE;
+        for (int s = 0; s < stages; s++) {
+            q.units[s] = t->model->units / stages + (s < t->model->units % stages);
+        }
+        if (task_ranks(t) % stages == 0) { planner_add_settings(&p, &q, false); }
+    }
+    return planner_best(&p);
+}
 static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
     if (!c->plan.stages || a->others == PLAN_OTHERS) { return; }
     a->other[a->others] = *c;
@@ -47,19 +60,15 @@ static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
         if (!known) { answer_add(a, "runner-up", &p->beam[i]); }
     }
 }
-// Returns the best plan for a task, and those of the other planners, from which the search begins.
+// Returns the best plan for a task, and the baselines and runners-up.
 static inline PlanAnswer planner_answer(const PlanTask *t) {
     PlanAnswer a = {};
-    StagePlan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
-    a.equations = planner_by_equations(t);
-    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t),
-                          plan_best_setting(t, &pipedream),
-                          plan_best_setting(t, &a.equations.plan)};
-    static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner",
-                                        "equations 1 to 3"};
-    for (int i = 0; i < 4; i++) { answer_add(&a, names[i], &others[i]); }
+    StagePlan whole = plan_even(t, 1, 1);
+    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t)};
+    static const char *const names[] = {"data parallel", "GPipe, even split"};
+    for (int i = 0; i < 2; i++) { answer_add(&a, names[i], &others[i]); }
     Planner p = planner_make(t);
-    planner_search(&p, others, 4);
+    planner_search(&p, others, 2);
     if (p.found) {
         a.best = p.beam[0];
         answer_add_runners(&a, &p);
@@ -140,12 +149,6 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
     }
     text_add(&t, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
              T, p->task->samples * T);
-    if (a->equations.plan.stages) {
-        text_add(&t,
-                 ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
-                 a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
-                 a->equations.complete ? "true" : "false");
-    }
     fprintf(to, "%s}\n", t.text);
     free(t.text);
 }

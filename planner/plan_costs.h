@@ -34,16 +34,19 @@ typedef struct {
     double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
     double slowness;   // of the slowest rank: all wait for it
 } PlanRanks;
-// Finds on how many nodes the ranks are, how many at most on one, and the largest 2 k (n - k) / n
-// of a node's k ranks: the share of the bytes that leave it if all exchange slices.
+// Finds on how many nodes the ranks are, how many at most on one, the largest 2 k (n - k) / n of a
+// node's k ranks (the share of the bytes that leave it if all exchange slices), and the slowness of
+// the slowest.
 static inline int plan_spread(const Cluster *c, PlanRanks *p) {
     int nodes = 0;
     for (int i = 0, k; i < p->n; i += k) {
         const int node = cluster_node_of(c, p->ranks[i]),
                   end = cluster_first_rank(c, node) + cluster_node_ranks(c, node);
-        for (k = 1; i + k < p->n && p->ranks[i + k] < end;) { k++; }
+        k = (int)min_i64(p->n - i, end - p->ranks[i]);
+        while (p->ranks[i + k - 1] >= end) { k--; }
         p->most = max_i64(p->most, k);
         p->node_share = fmax(p->node_share, 2.0 * k * (p->n - k) / p->n);
+        p->slowness = fmax(p->slowness, cluster_slowness(c, p->ranks[i]));
         nodes++;
     }
     return nodes;
@@ -51,7 +54,6 @@ static inline int plan_spread(const Cluster *c, PlanRanks *p) {
 static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
     PlanRanks p = {.ranks = ranks, .n = n};
     const int nodes = plan_spread(c, &p);
-    for (int i = 0; i < n; i++) { p.slowness = fmax(p.slowness, cluster_slowness(c, ranks[i])); }
     p.first_node = cluster_node_of(c, ranks[0]);
     p.last_node = cluster_node_of(c, ranks[n - 1]);
     // members that are spread evenly add up inside their node first (comm/collectives.h)
@@ -104,7 +106,6 @@ typedef enum {
     PLACE_LAST,
     PLACE_POLICIES
 } PlacePolicy;
-enum { PLACE_PAPER = PLACE_SPREAD }; // number of the paper's policies, which are first
 typedef struct {
     int stages;
     int64_t micro_batch; // samples
@@ -122,9 +123,6 @@ typedef struct {
     int64_t samples;     // samples of a step
     double memory;       // bytes of a rank; INFINITY: no limit
     int64_t micro_batch; // only this size; 0: any
-    // A replica computes micro-batch / replicas samples, even if that is a fraction (the paper's
-    // arithmetic). Otherwise whole samples, as in a real run.
-    bool even_slices;
     // Gradients are summed as this program does it, not in the paper's ring; messages take time
     // from computing (overlap= of the cluster), and a step ends with the update.
     bool own_sums;
@@ -149,80 +147,103 @@ static inline int split_choice(int n, int node, int i) {
     while (at <= FEW) { at += step; }
     return at < n - FEW ? at : 0;
 }
+// How many ranks of each node the stages so far have, and the next one takes.
+typedef struct {
+    const Cluster *cluster;
+    int *used, *take; // [nodes]; take is all 0 between stages
+    int open;         // all nodes before it are full
+    int room;         // free ranks of nodes that are in use
+    int low, high;    // the next stage takes ranks of nodes low .. high - 1
+    int last;         // last node of the stage before
+} PlanPlaces;
+static inline int places_free(const PlanPlaces *p, int node) {
+    return cluster_node_ranks(p->cluster, node) - p->used[node] - p->take[node];
+}
+static inline void places_take(PlanPlaces *p, int node, int n) {
+    p->take[node] += n;
+    p->low = (int)min_i64(p->low, node);
+    p->high = (int)max_i64(p->high, node + 1);
+}
 // Takes up to n ranks from the nodes that are in use (touched) or unused, from node `first` on, as
 // many as each has. Returns how many are missing.
-static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n,
-                             int *take) {
-    for (int i = 0; i < c->nodes && n; i++) {
-        int k = (first + i) % c->nodes;
-        if ((used[k] > 0) != touched || take[k]) { continue; }
-        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
-        n -= take[k];
+static inline int place_take(PlanPlaces *p, bool touched, int first, int n) {
+    const int nodes = p->cluster->nodes;
+    int room = touched ? p->room : INT32_MAX;
+    for (int i = 0, k = first; i < nodes && n && room; i++, k = k + 1 < nodes ? k + 1 : 0) {
+        if ((p->used[k] > 0) != touched || p->take[k]) { continue; }
+        const int of_node = (int)min_i64(n, places_free(p, k));
+        places_take(p, k, of_node);
+        n -= of_node;
+        room -= touched ? of_node : 0;
     }
     return n;
 }
-static inline int place_scatter(const Cluster *c, const int *used, bool touched, int n, int *take) {
-    for (bool moved = true; moved && n;) {
+static inline int place_scatter(PlanPlaces *p, bool touched, int n) {
+    int room = touched ? p->room : INT32_MAX;
+    for (bool moved = true; moved && n && room;) {
         moved = false;
-        for (int k = 0; k < c->nodes && n; k++) {
-            if ((used[k] > 0) == touched && used[k] + take[k] < cluster_node_ranks(c, k)) {
-                take[k]++;
+        for (int k = p->open; k < p->cluster->nodes && n && room; k++) {
+            if ((p->used[k] > 0) == touched && places_free(p, k)) {
+                places_take(p, k, 1);
                 n--;
+                room -= touched;
                 moved = true;
             }
         }
     }
     return n;
 }
-static inline int place_last(const Cluster *c, const int *used, int n, int *take) {
-    for (int k = c->nodes - 1; k >= 0 && n; k--) {
-        take[k] = min_i64(n, cluster_node_ranks(c, k) - used[k]);
-        n -= take[k];
+static inline int place_last(PlanPlaces *p, int n) {
+    for (int k = p->cluster->nodes - 1; k >= 0 && n; k--) {
+        const int of_node = (int)min_i64(n, places_free(p, k));
+        if (of_node) { places_take(p, k, of_node); }
+        n -= of_node;
     }
     return n;
 }
-static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
-    for (int free_ranks = c->ranks; n; free_ranks--) {
-        for (int k = 0; k < c->nodes && n; k++) {
-            if (cluster_node_ranks(c, k) - used[k] - take[k] == free_ranks) {
-                take[k]++;
+static inline int place_spread(PlanPlaces *p, int n) {
+    for (int free_ranks = p->cluster->ranks; n; free_ranks--) {
+        for (int k = p->open; k < p->cluster->nodes && n; k++) {
+            if (places_free(p, k) == free_ranks) {
+                places_take(p, k, 1);
                 n--;
             }
         }
     }
     return 0;
 }
-// Takes n ranks for the next stage (section 4.2 of the paper). used: [nodes] ranks in use; last:
-// the last node of the stage before; take: [nodes] receives the ranks taken from each node. Returns
-// the last node of this stage.
-static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
-                              int n, int *take) {
+// Chooses n ranks for the next stage (section 4.2 of the paper).
+static inline void place_stage(PlanPlaces *p, PlacePolicy policy, int n) {
     bool touched = policy != PLACE_FRESH;
-    memset(take, 0, c->nodes * sizeof(int));
-    if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
-    if (policy == PLACE_LAST) { n = place_last(c, used, n, take); }
+    p->low = p->cluster->nodes;
+    p->high = 0;
+    if (policy == PLACE_SPREAD) { n = place_spread(p, n); }
+    if (policy == PLACE_LAST) { n = place_last(p, n); }
     for (int round = 0; round < 2 && n; round++) {
         n = policy == PLACE_SCATTER
-                ? place_scatter(c, used, touched, n, take)
-                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+                ? place_scatter(p, touched, n)
+                : place_take(p, touched, policy == PLACE_APPEND ? p->last : 0, n);
         touched = !touched;
     }
-    for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
-    return last;
 }
 // Writes the ranks of a plan, stage by stage, to ranks[task_ranks]. scratch: [2 * nodes].
-static inline void plan_place(const PlanTask *t, const StagePlan *p, int *ranks, int *scratch) {
+static inline void plan_place(const PlanTask *t, const StagePlan *plan, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
-    // last: the last node of the stage before
-    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0;
-    memset(used, 0, c->nodes * sizeof(int));
-    for (int s = 0; s < p->stages; s++) {
-        last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
-        for (int k = 0; k < c->nodes; k++) {
-            const int first = cluster_first_rank(c, k) + used[k];
-            for (int i = 0; i < take[k]; i++) { ranks[at++] = first + i; }
-            used[k] += take[k];
+    PlanPlaces p = {.cluster = c, .used = scratch, .take = scratch + c->nodes};
+    int at = 0;
+    memset(scratch, 0, 2 * c->nodes * sizeof(int));
+    for (int s = 0; s < plan->stages; s++) {
+        place_stage(&p, (PlacePolicy)plan->policy[s], plan->replicas[s]);
+        for (int k = p.low; k < p.high; k++) {
+            if (!p.take[k]) { continue; }
+            const int first = cluster_first_rank(c, k) + p.used[k];
+            for (int i = 0; i < p.take[k]; i++) { ranks[at++] = first + i; }
+            p.room += p.used[k] ? -p.take[k] : cluster_node_ranks(c, k) - p.take[k];
+            p.used[k] += p.take[k];
+            p.take[k] = 0;
+            p.last = k;
         }
+        while (p.open < c->nodes && !places_free(&p, p.open)) { p.open++; }
     }
 }
 
@@ -283,11 +304,18 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, con
     if (ranks->n == 1) { return 0; }
     double latency = 2e-6 * t->cluster.latency,
            per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_sums, 1) - latency;
-    for (int u = end - 1; u >= first; u--) {
-        double bytes = m->parameters[u + 1] - m->parameters[u];
-        computed += rows * (m->backward[u + 1] - m->backward[u] +
-                            (recompute ? m->forward[u + 1] - m->forward[u] : 0));
-        if (bytes > 0) { sent = (sent > computed ? sent : computed) + per_byte * bytes + latency; }
+    for (int u = end - 1, n; u >= first; u -= n) {
+        // The n units up to u that are alike: the all-reduce that ends last waits for the first of
+        // them, or for the last, or for those before.
+        n = u + 1 - (int)max_i64(first, m->alike[u]);
+        const double bytes = m->parameters[u + 1] - m->parameters[u],
+                     one = rows * (m->backward[u + 1] - m->backward[u] +
+                                   (recompute ? m->forward[u + 1] - m->forward[u] : 0)),
+                     message = bytes > 0 ? per_byte * bytes + latency : 0;
+        if (bytes > 0) {
+            sent = fmax(fmax(sent, computed + one) + n * message, computed + n * one + message);
+        }
+        computed += n * one;
     }
     return fmax(0, sent - computed);
 }
@@ -319,22 +347,16 @@ static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
     }
     return true;
 }
-// Returns the samples of a micro-batch that the busiest replica computes.
-static inline double plan_rows(const PlanTask *t, const StagePlan *p, int stage) {
-    double share = (double)p->micro_batch / p->replicas[stage];
-    return t->even_slices ? share : ceil(share);
-}
-// Returns the samples of a micro-batch that the busiest replica holds: whole ones, even where its
-// time counts fractions.
-static inline double plan_held_rows(int64_t micro_batch, int replicas) {
-    return ceil((double)micro_batch / replicas);
+// Returns the samples of a micro-batch that the busiest replica has.
+static inline double plan_rows(int64_t micro_batch, int replicas) {
+    return (double)ceil_div(micro_batch, replicas);
 }
 static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         double fits =
             plan_stage_memory(t, p, first, first + p->units[s],
-                              plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
+                              plan_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
@@ -344,7 +366,7 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
         c->ahead[s] =
             min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
         plan_stage_memory(t, p, first, first + p->units[s],
-                          plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
+                          plan_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
                           &c->memory[s]);
     }
     return true;
@@ -378,7 +400,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     for (int s = 0, first = 0; s < p->stages; s++) {
         int end = first + p->units[s];
         // as if the slowest rank computed more rows
-        double rows = plan_rows(t, p, s) * here.slowness,
+        double rows = plan_rows(p->micro_batch, p->replicas[s]) * here.slowness,
                forward = rows * (m->forward[end] - m->forward[first]);
         c->forward[s] = forward;
         c->backward[s] =
@@ -478,6 +500,12 @@ static inline Program stages_program(const StagePlan *p, const PlanCosts *c, int
     Program program = {.map = plan_unit_map(p->stages)};
     program.ranks = p->stages;
     program.rank = new_array(Schedule, p->stages, "schedules");
+    for (int s = 0; s < p->stages; s++) { // space for nearly all, which then need not be moved
+        const int of_micro_batch = 8;
+        program.rank[s].capacity = of_micro_batch * (micro_batches + p->stages);
+        program.rank[s].actions =
+            resize_array(Action, NULL, program.rank[s].capacity, "a schedule");
+    }
     PipelinePlan plan = plan_pipeline(p, micro_batches, c->depth);
     schedule_pipeline(&program, &plan, micro_batches, true);
     placement_free(&plan.placement);
@@ -497,7 +525,7 @@ static inline double plan_replay(const StagePlan *p, const PlanCosts *c, int mic
 // Returns how many micro-batches plan_simulate() replays.
 static inline int64_t plan_simulated_batches(const StagePlan *p, int64_t micro_batches) {
     const int half = 2 * p->stages + 16;
-    const bool all = micro_batches <= 4 * half || p->kind == PIPELINE_GPIPE;
+    const bool all = micro_batches <= 4 * half;
     return all ? micro_batches : 3 * half;
 }
 // Returns the seconds of a step with all micro-batches. If there are many, it extrapolates from two

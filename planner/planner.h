@@ -4,20 +4,21 @@
 // Decision   schedule_simulate() decides, on the program that schedule_pipeline() makes of a plan,
 //            with one rank for each stage, transfers and all-reduces included. A stage's all-reduce
 //            begins with the first gradients of its last micro-batch, as in a real run.
-// Bound      Each plan has a time that no schedule of it beats (plan_bound: what equations 1 to 3
-//            of the paper count, and the limits of what is in flight). Plans with the smallest
-//            bound are simulated first; plans whose bound is no better than the worst of the beam
-//            are not simulated.
-// Search     A beam search. It starts from even stages, from all pairs of stages, and from what the
-//            other planners choose. It splits stages (the paper's transition, equation 5), merges
-//            them and moves units and replicas between them. The best plans are kept in the beam,
-//            and each is changed in every way until none gets better.
+// Bound      Each plan has a time that no schedule of it beats (plan_bound). Plans with the
+//            smallest bound are simulated first; plans whose bound is no better than the worst of
+//            the beam are not simulated.
+// Search     A beam search. It starts from even stages, from all pairs of stages, and from the
+//            stages that are balanced together with their replicas and links (balanced_stages.h).
+//            It splits stages (the paper's transition, equation 5), merges them and moves units and
+//            replicas between them. The best plans are kept in the beam, and each is changed in
+//            every way until none gets better.
 #ifndef PLANNER_H
 #define PLANNER_H
 
 #include "base/base.h"
 #include "pipeline.h"
 #include "plan/cluster.h"
+#include "planner/balanced_stages.h"
 #include "planner/plan_costs.h"
 #include "planner/planner_model.h"
 
@@ -180,77 +181,13 @@ static inline void planner_run(Planner *p) {
     p->pooled = 0;
 }
 
-// Writes the slowness of each stage's slowest rank.
-static inline void plan_slowness(const PlanTask *t, const StagePlan *p, double *slowness) {
-    for (int s = 0; s < p->stages; s++) { slowness[s] = 1; }
-    if (cluster_is_alike(&t->cluster)) { return; }
-    int *ranks = new_array(int, task_ranks(t), "planner"),
-        *scratch = new_array(int, 2 * t->cluster.nodes, "planner");
-    plan_place(t, p, ranks, scratch);
-    for (int s = 0, at = 0; s < p->stages; at += p->replicas[s++]) {
-        slowness[s] = plan_ranks(&t->cluster, ranks + at, p->replicas[s]).slowness;
-    }
-    free_all(ranks, scratch);
-}
-// The next three functions move the cuts between stages so that the busiest stage has as little to
-// do as possible, with the plan's replicas and micro-batch, such that one micro-batch in flight
-// fits the memory. stage_fits returns whether a stage takes at most `most` seconds and fits.
-static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int first, int end,
-                              double most) {
-    const PlanModel *m = t->model;
-    const double held = plan_held_rows(p->micro_batch, p->replicas[s]);
-    double rows = plan_rows(t, p, s), bytes;
-    return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <=
-               most &&
-           plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
-}
-// Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
-static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
-    bool good = true;
-    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        const double own = most / slowness[s];
-        // each later stage needs a unit
-        int high = t->model->units - (p->stages - 1 - s),
-            low = s + 1 < p->stages ? first + 1 : high;
-        while (low < high) {
-            int middle = (low + high + 1) / 2;
-            if (stage_fits(t, p, s, first, middle, own)) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
-        }
-        p->units[s] = low - first;
-        good = good && stage_fits(t, p, s, first, low, own);
-    }
-    return good;
-}
-static inline void plan_balance(const PlanTask *t, StagePlan *p) {
-    double low = 0, high = p->micro_batch * (t->model->forward[t->model->units] +
-                                             t->model->backward[t->model->units]);
-    double slowness[PLAN_STAGES];
-    plan_slowness(t, p, slowness);
-    high *= cluster_most_slowness(&t->cluster);
-    for (int i = 0; i < 24; i++) {
-        double middle = (low + high) / 2;
-        if (plan_fill(t, p, slowness, middle)) {
-            high = middle;
-        } else {
-            low = middle;
-        }
-    }
-    plan_fill(t, p, slowness, high);
-}
-
 // Returns how many placement policies to try: one if all choices are the same, because the nodes do
-// not matter; else `most`, without the last one if all nodes are alike.
-static inline int task_policies(const PlanTask *t, int most) {
-    const bool even = cluster_is_even(&t->cluster) && cluster_is_alike(&t->cluster);
-    if (t->cluster.nodes == 1 || (even && t->cluster.ranks == 1)) { return 1; }
-    return even ? min_i64(most, PLACE_LAST) : most;
-}
+// not matter; all but the last if all nodes are alike.
 static inline int planner_policies(const Planner *p) {
-    return task_policies(p->task, PLACE_POLICIES);
+    const Cluster *c = &p->task->cluster;
+    const bool even = cluster_is_even(c) && cluster_is_alike(c);
+    if (c->nodes == 1 || (even && c->ranks == 1)) { return 1; }
+    return even ? PLACE_LAST : PLACE_POLICIES;
 }
 // Adds a plan with each placement policy of stage s. The ranks of s and of later stages follow from
 // it.
@@ -398,16 +335,6 @@ static inline void planner_add_neighbours(Planner *p, const StagePlan *plan) {
     }
     planner_add_settings(p, plan, true);
 }
-// Returns a balanced plan of `stages` stages with the same number of replicas each; the first
-// stages have one more if ranks remain.
-static inline StagePlan plan_even(const PlanTask *t, int stages, int64_t micro_batch) {
-    StagePlan q = {.stages = stages, .micro_batch = micro_batch, .kind = PIPELINE_DAPPLE};
-    for (int s = 0; s < stages; s++) {
-        q.replicas[s] = task_ranks(t) / stages + (s < task_ranks(t) % stages);
-    }
-    plan_balance(t, &q);
-    return q;
-}
 static inline int task_most_stages(const PlanTask *t) {
     return min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES);
 }
@@ -459,6 +386,33 @@ static inline void planner_add_all(Planner *p, StagePlan *plan, int unit, int ra
     }
     plan->stages = s;
 }
+// Adds what balances stages, replicas and links: for each micro-batch the plan whose slowest part
+// takes least, and plans with a shorter way through all stages whose slowest part takes longer.
+static inline void planner_add_paced(Planner *p) {
+    static const double longer[] = {1, 1.1, 1.25, 1.5, 2, 3, 5, 10};
+    const int policies = p->keep == PLAN_BEAM ? planner_policies(p) : 1;
+    PaceSearch search = pace_search_make(p->task);
+    for (int i = 0; i < p->divisor_count; i++) {
+        StagePlan q = {.micro_batch = p->divisors[i], .kind = PIPELINE_DAPPLE};
+        if (!planner_allows_micro_batch(p, q.micro_batch)) { continue; }
+        double least = pace_search(&search, &q, INFINITY);
+        if (isinf(least)) {
+            q.recompute = true;
+            least = pace_search(&search, &q, INFINITY);
+        }
+        if (isinf(least)) { continue; }
+        planner_add_settings(p, &q, false);
+        for (size_t k = 0; k < LENGTH_OF(longer); k++) {
+            const double most = longer[k] * least * (1 + 1e-9);
+            if (isinf(pace_search(&search, &q, most))) { continue; }
+            for (int policy = 0; policy < policies; policy++) {
+                memset(q.policy, policy, sizeof q.policy);
+                planner_add_settings(p, &q, false);
+            }
+        }
+    }
+    pace_search_free(&search);
+}
 // Finds the best plans and leaves them in p->beam[0 .. found - 1]; found is 0 if none fits the
 // memory. The `known` plans are among those from which the search begins.
 static inline void planner_search(Planner *p, const Candidate *known, int count) {
@@ -474,6 +428,7 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
         StagePlan q = plan_even(p->task, 1, p->divisors[i]);
         if (planner_allows_micro_batch(p, q.micro_batch)) { planner_add_splits(p, &q, 0); }
     }
+    planner_add_paced(p);
     StagePlan any = plan_even(p->task, 1, 1);
     any.stages = 0;
     // for small tasks: some thousand plans

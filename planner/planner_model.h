@@ -22,6 +22,9 @@ typedef struct {
     double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
     // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
     double *cut;
+    // [units] the first unit of a row, up to this one, that have the same times and parameters
+    int *alike;
+    double last[3]; // times and parameters of the unit that was added last
     // bytes of parameters, gradients and optimizer states for each byte of gradients
     double states;
     double batch; // samples with which the profile was taken
@@ -38,10 +41,11 @@ static inline PlanModel plan_model_make(int units) {
     m.cut = m.forward + 4 * n;
     m.weight = m.forward + 5 * n;
     m.waiting = m.forward + 6 * n;
+    m.alike = new_array(int, n, "model");
     return m;
 }
 static inline void plan_model_free(PlanModel *m) {
-    free(m->forward);
+    free_all(m->forward, m->alike);
     memset(m, 0, sizeof *m);
 }
 // Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
@@ -56,6 +60,9 @@ static inline void plan_model_add(PlanModel *m, int u, double forward_s, double 
     m->activations[u + 1] = m->activations[u] + activation_bytes;
     m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
     m->waiting[u + 1] = m->waiting[u] + activation_bytes;
+    const double added[] = {forward_s, backward_s, parameter_bytes};
+    m->alike[u] = u && !memcmp(m->last, added, sizeof added) ? m->alike[u - 1] : u;
+    memcpy(m->last, added, sizeof added);
 }
 // Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
 // waits.

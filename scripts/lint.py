@@ -47,6 +47,7 @@ FOLDERS = (
     "base",
     "test",
     "scripts",
+    "scripts/papers",
     "scripts/recipes",
     "docs",
     "docs/results",

@@ -7,17 +7,16 @@ the profiles that its authors published.
 Asks train_gpt --plan, in which the schedule's replay decides, and prints tables of claim, paper,
 ours, and why they differ:
 
-table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 choose among all plans,
-          what the search finds; with --full also the best of
-          what the equations choose for each micro-batch
+table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 choose of the kinds of
+          plans that the paper has (scripts/papers/dapple_planners.py), and what the search finds
 table 3   warm-up policy B over A, the paper's plans on A
 table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of
           micro-batches
 figure 11 speed-ups over one GPU of data parallelism and of the best other plan, by the samples of a
           step, on A, B, C: all sizes of the figure, with --quick 128 samples beside its curves
 figure 12 the paper's plans and PipeDream's, as the paper's table 6 has them, with the better
-          warm-up, on 2x8 GPUs; what the search and our PipeDream's planner find there and, with
-          --full, on 4x8
+          warm-up, on 2x8 GPUs; what the search and PipeDream's planner (as before) find there and,
+          with --full, on 4x8
 table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
 real      this program, training on an emulated cluster of two, then four nodes with a slow network
           (scripts/cluster.sh: root on Linux; elsewhere left out, and said so): schedules against
@@ -47,6 +46,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from papers import dapple_planners
 from reproduce import (
     EXIT_FAILED,
     SCRIPTS,
@@ -244,6 +244,9 @@ class Planner:
         self.options, self.runner = options, Runner()
         self.found = {}  # measurements by name, which the claims are decided by
 
+    def model(self, name):
+        return dapple_planners.Model(Path(self.options.profiles), name)
+
     def made(self, what, result):
         """The result, of a table or figure whose plans have no lines of their own."""
         self.runner.progress.line(f"plans of {what}")
@@ -308,68 +311,53 @@ def both(plan, answer):
     return f"{shape(plan)}: {speedup(answer, plan):.2f}" if plan else "nothing fits"
 
 
-def equations_any_batch(planner, model, letter, samples):
-    """The plan that is fastest, replayed, of those that equations 1 to 3 choose with each
-    micro-batch."""
-    best = None
-    for batch in (batch for batch in range(1, samples + 1) if samples % batch == 0):
-        answer = planner.ask(
-            f"table4_{model}_{letter}_{batch}",
-            model,
-            CLUSTERS[letter],
-            samples,
-            "--micro-batch",
-            str(batch),
+def better_warmup(planner, name, model, cluster, samples, stages, *flags):
+    """The answer for a plan with the better warm-up, and that."""
+    tries = {
+        warmup: planner.ask(
+            *(f"{name}_{warmup}", model, cluster, samples, *flags),
+            *("--pipeline", stages, "--pipeline-warmup", warmup),
         )
-        plan = answer and other(answer, "equations 1 to 3")
-        if plan and (not best or speedup(answer, plan) > best[0]):
-            best = speedup(answer, plan), f"{shape(plan)} x {batch}: {speedup(answer, plan):.2f}"
-    return best[1] if best else "nothing fits"
+        for warmup in "ab"
+    }
+    best = min(tries, key=lambda warmup: tries[warmup]["predicted"]["step_ms"])
+    return tries[best], best
 
 
-def table4(planner, full):
-    lines, alike, letters = [], [], ("A", "B", "C")
-    for model, (samples, pinned, papers) in TABLE4.items():
-        for letter in letters:
-            paper, reached = papers[letter]
+def table4(planner):
+    lines, alike = [], []
+    for model, (samples, batch, papers) in TABLE4.items():
+        for letter, (paper, reached) in papers.items():
+            profile, cluster = planner.model(model), dapple_planners.Cluster(CLUSTERS[letter])
+            seconds, plan = dapple_planners.equations(profile, cluster, samples, batch)
+            whole = samples * profile.seconds(0, profile.units)
+            chosen, _ = better_warmup(
+                *(planner, f"table4_{model}_{letter}_equations", model, CLUSTERS[letter], samples),
+                dapple_planners.spec(plan),
+                *(() if batch == 1 or len(plan) == 1 else ("--micro-batch", str(batch))),
+            )
             free = planner.ask(f"table4_{model}_{letter}", model, CLUSTERS[letter], samples)
-            equations = free
-            if pinned != 1:  # equations 1 to 3 with that micro-batch
-                equations = planner.ask(
-                    f"table4_{model}_{letter}_pinned",
-                    model,
-                    CLUSTERS[letter],
-                    samples,
-                    "--micro-batch",
-                    str(pinned),
-                )
-            chosen = other(equations, "equations 1 to 3")
             alike.append(kind(shape(chosen)) == kind(paper))
             lines.append(
                 [
                     f"{model}, {letter}",
                     f"{paper.replace(',', ' ')}: {reached}",
-                    (
-                        f"{shape(chosen)}:"
-                        f" {equations['one_rank_ms'] / equations['equations']['step_ms']:.2f}"
-                    ),
-                    both(chosen, equations),
+                    f"{shape(chosen)}: {whole / seconds:.2f}",
+                    both(chosen, chosen),
                     both(free, free),
                     both(other(free, "data parallel"), free),
                 ]
-                + ([equations_any_batch(planner, model, letter, samples)] if full else [])
             )
     planner.found["kinds"] = alike
     return "## Table 4: plans for 16 GPUs\n\n" + markdown(
         [
             "model, configuration",
             "paper: plan and measured speed-up (figure 11)",
-            "equations 1 to 3, all plans: plan and speed-up",
+            "equations 1 to 3: plan and speed-up",
             "that plan replayed, whole samples",
             "the search's plan, replayed",
             "best data parallel",
-        ]
-        + (["the equations' plans for each micro-batch: the best, replayed"] if full else []),
+        ],
         lines,
     )
 
@@ -552,15 +540,9 @@ def draw_figure11(pyplot, curves, out):
 
 def replayed(planner, name, model, cluster, samples, stages):
     """The speed-up of a plan, with the better warm-up; its text."""
-    tries = {
-        warmup: planner.ask(
-            *(f"figure12_{model}_{name}_{warmup}", model, cluster, samples),
-            *("--pipeline", stages, "--pipeline-warmup", warmup),
-        )
-        for warmup in "ab"
-    }
-    best = min(tries, key=lambda warmup: tries[warmup]["predicted"]["step_ms"])
-    return speedup(tries[best]), f"{both(tries[best], tries[best])}, warm-up {best}"
+    name = f"figure12_{model}_{name}"
+    best, warmup = better_warmup(planner, name, model, cluster, samples, stages)
+    return speedup(best), f"{both(best, best)}, warm-up {warmup}"
 
 
 def table6(planner, model, samples, cluster, papers):
@@ -596,11 +578,12 @@ def figure12(planner, full):
         for nodes, (dapple, pipedream) in zip((2, 4) if full else (2,), papers):
             cluster = f"{nodes}x8,intra=25,inter=3"
             answer = planner.ask(f"figure12_{model}_{nodes}", model, cluster, samples)
-            theirs = other(answer, "PipeDream's planner")
-            text = f"search {both(answer, answer)}; PipeDream {both(theirs, answer)}"
-            if theirs:
-                ratio = speedup(answer) / speedup(answer, theirs)
-                planner.found.setdefault("search", []).append(ratio)
+            stages = dapple_planners.spec(
+                dapple_planners.pipedream(planner.model(model), dapple_planners.Cluster(cluster))
+            )
+            theirs, told = replayed(planner, f"{nodes}_planner", model, cluster, samples, stages)
+            text = f"search {both(answer, answer)}; PipeDream {told}"
+            planner.found.setdefault("search", []).append(speedup(answer) / theirs)
             if nodes == 2:
                 more, ours = table6(planner, model, samples, cluster, (dapple, pipedream))
                 text += f"; {more}"
@@ -958,7 +941,7 @@ CLAIMS = (
         "D5",
         "15 plans of table 4",
         ("kinds",),
-        lambda alike: f"{sum(alike)} of {len(alike)} of the same kind, from all plans",
+        lambda alike: f"{sum(alike)} of {len(alike)} of the same kind",
         partly=any,
     ),
     Claim(
@@ -1013,17 +996,15 @@ def planned(full):
         for found in by_letter.values()
         for samples, *_ in found
     ]
-    divisors = [sum(n % i == 0 for i in range(1, n + 1)) for n, _, _ in TABLE4.values()]
-    pinned = sum(batch != 1 for _, batch, _ in TABLE4.values())
     real_count = len(TABLE5_RUNS)
     real_count += sum(map(len, (SCHEDULES, PLANS, UPDATES, plans_of_four(full), UPDATES4)))
     return {
         "table5": 5 * len(TABLE5),
         "figure11": len(at) if full else at.count(128),
-        "figure12": (6 if full else 5) * len(FIGURE12),
+        "figure12": (10 if full else 7) * len(FIGURE12),
         "table3": 2 * len(TABLE3),
         "table7": 11 * len(TABLE7),
-        "table4": 3 * (len(TABLE4) + pinned + full * sum(divisors)),
+        "table4": 3 * 3 * len(TABLE4),
         "real": 0 if no_real_runs() else real_count,
     }
 
@@ -1042,7 +1023,7 @@ def reproduce(options):
     lines = planner.made("table 3", table3(planner)) + table5_lines + figure12_lines
     lines += planner.made("table 7", table7(planner))
     text = (
-        planner.made("table 4", table4(planner, options.full))
+        planner.made("table 4", table4(planner))
         + figure11_table(planner, by_samples)
         + "## Tables 3, 5, 7 and figure 12\n\n"
         + markdown(["what", "paper", "ours (simulated)", "why they differ"], lines)

@@ -1,6 +1,5 @@
-// test_planner.c: equations 1 to 3 and link models against numbers worked out by hand; profiles of
-// any form, good and bad; the paper's plans on its configurations A and C; plans against brute
-// force and against PipeDream's; times of planning.
+// test_planner.c: models of links and stages against numbers worked out by hand; profiles of any
+// form, good and bad; plans against the paper's and against brute force; times of planning.
 #include "ops/cpu/ops_cpu.h"
 #include "planner/plan_answer.h"
 
@@ -13,7 +12,7 @@ static const char *const config_a = "2x8,intra=25,inter=3,gather=1",
 
 static bool close_to(double x, double y) { return fabs(x - y) <= 1e-9 * fmax(fabs(x), fabs(y)); }
 static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples) {
-    PlanTask t = {m, cluster_parse(cluster), samples, INFINITY, 0, false};
+    PlanTask t = {m, cluster_parse(cluster), samples, INFINITY, 0};
     return t;
 }
 // "units:replicas ..." with a policy's letter (append, fresh, scatter) or none.
@@ -42,36 +41,28 @@ static double speedup(const PlanTask *t, double step_s) {
            (t->model->forward[t->model->units] + t->model->backward[t->model->units]) / step_s;
 }
 
+static uint64_t random_state;
+static int below(int n) { return (int)(mix64(random_state++) >> 33) % n; }
+static double between(double low, double high) {
+    return low * pow(high / low, below(1 << 20) / (double)(1 << 20));
+}
+static PlanModel random_model(int units) {
+    PlanModel m = plan_model_make(units);
+    double parameters = between(1e5, 1e8), activations = between(1e4, 1e7);
+    for (int u = 0; u < units; u++) {
+        plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2),
+                       activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
+        // none, half or all of it
+        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]),
+                         activations * between(0.1, 2));
+        m.cut[u] = u ? activations * between(0.1, 3) : 0;
+    }
+    m.batch = 1 + below(4);
+    return m;
+}
+
 // -------------------------------------------------------------------------------------------------
 // By hand
-
-static void test_equations(void **state) {
-    (void)state;
-    // Two stages and their link, alike: the pivot is the last (nothing gains by moving), M = 4: 1 +
-    // 0.5 + 1, 3 x 3, then what drains.
-    const double f[] = {1, 0.5, 1}, b[] = {2, 0.5, 2}, none[] = {0, 0, 0};
-    assert_int_equal(equation_pivot(3, f, b, 4), 2);
-    assert_true(close_to(equation_latency(3, f, b, none, 4), 2.5 + 9 + 4.5));
-    // The first stage slower: (M - 1) 6 > (M - 1) 3 + 1 moves the pivot there. The way to it: 2;
-    // steady: 18; end: its own backward.
-    const double slow_f[] = {2, 0.5, 1}, slow_b[] = {4, 0.5, 2};
-    assert_int_equal(equation_pivot(3, slow_f, slow_b, 4), 0);
-    assert_true(close_to(equation_latency(3, slow_f, slow_b, none, 4), 2 + 18 + 4));
-    // All-reduces: stage 0's adds to its own drain; the last one's hides behind the backwards from
-    // the pivot to it, both included.
-    const double first[] = {3, 0, 0}, last[] = {0, 0, 11};
-    assert_true(close_to(equation_latency(3, slow_f, slow_b, first, 4), 2 + 18 + 4 + 3));
-    assert_true(close_to(equation_latency(3, slow_f, slow_b, last, 4), 2 + 18 + fmax(4, 11 - 6.5)));
-    // What is between s and the pivot counts: with M = 2, 1 x 4.5 is not more than 1 x 3 + 1.5.
-    const double mid_f[] = {1.5, 0.5, 1}, mid_b[] = {3, 1, 2};
-    assert_int_equal(equation_pivot(3, mid_f, mid_b, 2), 2);
-    assert_int_equal(equation_pivot(3, mid_f, mid_b, 3), 0);
-    // Always against the pivot so far: stage 1 takes over from 2, stage 0 does not from 1, though
-    // it would from 2.
-    const double three_f[] = {2, 2.1, 1}, three_b[] = {2, 2.1, 1};
-    assert_int_equal(equation_pivot(3, three_f, three_b, 10), 1);
-    assert_true(close_to(equation_latency(1, f, b, first, 1), 1 + 2 + 3));
-}
 
 static void test_links(void **state) {
     (void)state;
@@ -94,6 +85,10 @@ static void test_links(void **state) {
     assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 2 * latency));
     assert_true(
         close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 2 + 2 * latency));
+    const int apart[] = {0, 4, 5, 6}; // the second node's ranks follow the first of the first's
+    const PlanRanks scattered = plan_ranks(&c, apart, 4);
+    assert_true(close_to(plan_all_reduce_s(&c, &scattered, true, GB),
+                         4.0 / 3 / 10 + 2 * 3 / 4.0 / 2 + 2 * latency));
     assert_true(plan_transfer_s(&c, &node0, &node1, 0) == 0);
     assert_true(close_to(plan_transfer_s(&c, &half, &node0, GB), 0.1 + latency)); // inside a node
     // many into one node
@@ -171,10 +166,7 @@ static void test_costs(void **state) {
                 close_to(c.memory[1], 4 * 5e7 + 2 * 4e6 + 2 * 5e7));
     assert_true(close_to(c.backward[0], 12e-3) && close_to(c.backward[1], 30e-3));
     p.recompute = false;
-    t.even_slices = true;
-    assert_true(look_at(&t, &p, &c, ranks) && close_to(c.forward[1], 4.0 / 3 * 5e-3));
     // one micro-batch in flight fits stage 0; stage 1 does not fit
-    t.even_slices = false;
     t.memory = 1e8;
     assert_false(look_at(&t, &p, &c, ranks));
     p = plan_of("2:2 1:2", 2);
@@ -249,7 +241,6 @@ static void test_replay(void **state) {
     double step = plan_simulate(&p, &c);
     assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) &&
                 close_to(plan_bubble(&p, &c, step), 0.25));
-    assert_true(close_to(plan_equations(&c), 12));
     // weight parts take half of the backward pass: (S - 1) / (3 M + S - 1) is idle
     p.kind = PIPELINE_ZERO_BUBBLE;
     assert_true(look_at(&t, &p, &c, ranks));
@@ -260,6 +251,105 @@ static void test_replay(void **state) {
     plan_model_split(&m, 1, 0, 0); // nothing may wait: as before
     assert_true(look_at(&t, &p, &c, ranks) && close_to(plan_simulate(&p, &c), 12));
     plan_model_free(&m);
+}
+// Many micro-batches are extrapolated from shorter replays: the same time, for each schedule.
+static void test_many_micro_batches(void **state) {
+    (void)state;
+    PlanModel m = small_model();
+    PlanTask t = task_of(&m, "3x1,inter=1", 600);
+    PlanCosts c;
+    int ranks[3];
+    for (int k = 0; k < 4; k++) {
+        StagePlan p = plan_of("1:1 1:1 1:1", 1);
+        p.kind = k == 3 ? PIPELINE_ZERO_BUBBLE : k == 2 ? PIPELINE_GPIPE : PIPELINE_DAPPLE;
+        p.warmup = k == 1 ? WARMUP_B : WARMUP_A;
+        assert_true(look_at(&t, &p, &c, ranks));
+        assert_true(plan_simulated_batches(&p, c.micro_batches) < c.micro_batches);
+        assert_true(close_to(plan_simulate(&p, &c), plan_replay(&p, &c, c.micro_batches)));
+    }
+    plan_model_free(&m);
+}
+// What is left of a stage's all-reduce is the same whether units that are alike are counted
+// together or one by one.
+static void test_alike_units(void **state) {
+    (void)state;
+    random_state = test_seed(4);
+    for (int i = 0; i < 200; i++) {
+        PlanModel m = plan_model_make(12);
+        double time = 1, bytes = 1e9;
+        for (int u = 0; u < 12; u++) {
+            if (!below(4)) {
+                time = between(0.1, 10);
+                bytes = below(3) ? between(1e8, 1e10) : 0;
+            }
+            plan_model_add(&m, u, time, 2 * time, 0, bytes);
+        }
+        PlanTask t = task_of(&m, "2x2,intra=10,inter=1,latency=1000", 4);
+        const int order[] = {0, 1, 2, 3}, first = below(6), end = first + 1 + below(6);
+        const PlanRanks ranks = plan_ranks(&t.cluster, order, 2 + below(3));
+        const double rows = 1 + below(3),
+                     together = plan_reduce_late(&t, first, end, &ranks, rows, i % 2);
+        for (int u = 0; u < 12; u++) { m.alike[u] = u; }
+        const double apart = plan_reduce_late(&t, first, end, &ranks, rows, i % 2);
+        assert_true(fabs(together - apart) <= 1e-9 * fmax(1, apart));
+        plan_model_free(&m);
+    }
+}
+// Returns the seconds of a step's slowest part, or the way through all stages (INFINITY if a part
+// takes longer than `most`), of stages on ranks in order.
+static double paces(const PlanTask *t, const StagePlan *p, double most) {
+    static const int order[] = {0, 1, 2, 3, 4, 5};
+    const PlanModel *m = t->model;
+    const bool way = isfinite(most);
+    double slowest = 0, sum = 0;
+    for (int s = 0, unit = 0, rank = 0; s < p->stages; s++) {
+        const int end = unit + p->units[s];
+        const PlanRanks ranks = plan_ranks(&t->cluster, order + rank, p->replicas[s]);
+        const double rows = plan_rows(p->micro_batch, p->replicas[s]),
+                     link = rank ? pace_of_link(t, p->micro_batch, unit, rank) : 0,
+                     time = rows * (m->forward[end] - m->forward[unit] + m->backward[end] -
+                                    m->backward[unit]),
+                     reduce = plan_all_reduce_s(&t->cluster, &ranks, t->own_sums,
+                                                m->parameters[end] - m->parameters[unit]);
+        sum += time + link;
+        slowest = fmax(fmax(slowest, link), time + reduce * p->micro_batch / t->samples);
+        unit = end;
+        rank += p->replicas[s];
+    }
+    return !way ? slowest : slowest <= most ? sum : (double)INFINITY;
+}
+static double paces_brute(const PlanTask *t, StagePlan *p, int units, int ranks, double most) {
+    double best = !units && !ranks ? paces(t, p, most) : (double)INFINITY;
+    for (int i = 0; i < units * ranks; i++) {
+        p->units[p->stages] = 1 + i / ranks;
+        p->replicas[p->stages++] = 1 + i % ranks;
+        best = fmin(best, paces_brute(t, p, units - 1 - i / ranks, ranks - 1 - i % ranks, most));
+        p->stages--;
+    }
+    return best;
+}
+// Stages, replicas and links that are balanced together: no others are better.
+static void test_balanced_together(void **state) {
+    (void)state;
+    random_state = test_seed(5);
+    for (int i = 0; i < 100; i++) {
+        static const char *const shapes[] = {"1x4", "4x1", "2x2", "2x3", "1x2+1x3"};
+        char cluster[100];
+        PlanModel m = random_model(2 + below(5));
+        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g", shapes[below(5)], between(1, 100),
+                 between(0.01, 10));
+        PlanTask t = task_of(&m, cluster, 12);
+        StagePlan p = plan_of("", 1 + below(4)), q = p;
+        PaceSearch search = pace_search_make(&t);
+        const double least = pace_search(&search, &p, INFINITY), most = between(1, 4) * least;
+        assert_true(close_to(least, paces_brute(&t, &q, m.units, task_ranks(&t), INFINITY)));
+        assert_true(close_to(least, paces(&t, &p, INFINITY)));
+        const double way = pace_search(&search, &p, most);
+        assert_true(close_to(way, paces_brute(&t, &q, m.units, task_ranks(&t), most)));
+        assert_true(close_to(way, paces(&t, &p, most)));
+        pace_search_free(&search);
+        plan_model_free(&m);
+    }
 }
 // Many units and samples, whose messages cost nothing: the best are the smallest micro-batches, of
 // which a rank's schedule takes only so many.
@@ -286,43 +376,15 @@ static void test_short_schedules(void **state) {
 
 typedef struct {
     const char *model;
-    int64_t samples, pinned; // of a step; micro-batch
-    // what equations 1 to 3 choose of the plans of table 4 on A and C ("": data parallel,
-    // "straight", or stages)
-    const char *a, *c;
-    double speedup_a, speedup_c;
-    const char *table[3]; // table 4 on A, B, C, with the cuts of section 1.6 of the notes
+    int64_t samples;      // of a step
+    const char *table[3]; // table 4 on A, B, C; "": data parallel, "straight", or stages
 } Paper;
-// Speed-ups: another evaluation of the same equations on the same profiles gave 12.7 (VGG C), 12.4
-// and 5.2 (GNMT), 15.1 and 11.6 (BERT), 15.6 and 10.5 (XLNet), 12.4 and 5.4 (AmoebaNet, whose
-// micro-batch is 8, since large ones with unequal stages win where it is free).
 static const Paper papers[] = {
-    {"vgg-19", 2048, 1, "", "22:15 4:1", 16, 12.7, {"", "", "22:15 4:1"}},
-    {"gnmt-16",
-     1024,
-     1,
-     "39:8 57:8",
-     "straight",
-     12.4,
-     5.2,
-     {"39:8 57:8", "39:8 57:8", "straight"}},
-    {"bert-48", 64, 1, "28:8 25:8", "straight", 15.1, 11.6, {"27:8 26:8", "straight", "straight"}},
-    {"xlnet-36",
-     128,
-     1,
-     "24:8 19:8",
-     "straight",
-     15.6,
-     10.5,
-     {"24:8 19:8", "24:8 19:8", "straight"}},
-    {"amoebanet-36",
-     128,
-     8,
-     "31:8 13:8",
-     "33:11 11:5",
-     12.4,
-     5.4,
-     {"31:8 13:8", "33:11 11:5", "33:11 11:5"}},
+    {"vgg-19", 2048, {"", "", "22:15 4:1"}},
+    {"gnmt-16", 1024, {"39:8 57:8", "39:8 57:8", "straight"}},
+    {"bert-48", 64, {"27:8 26:8", "straight", "straight"}},
+    {"xlnet-36", 128, {"24:8 19:8", "24:8 19:8", "straight"}},
+    {"amoebanet-36", 128, {"31:8 13:8", "33:11 11:5", "33:11 11:5"}},
 };
 enum { PAPERS = (int)(sizeof papers / sizeof papers[0]) };
 
@@ -334,65 +396,6 @@ static PlanModel paper_model(const Paper *p) {
 static StagePlan paper_plan(const PlanTask *t, const char *stages) {
     StagePlan p = plan_of(stages, 1);
     return *stages && strcmp(stages, "straight") ? p : plan_even(t, *stages ? task_ranks(t) : 1, 1);
-}
-// Takes a plan where it is better by the equations than the one so far.
-static void prefer(const PlanTask *t, const StagePlan *p, StagePlan *best, double *best_s) {
-    static PlanCosts c;
-    int ranks[64];
-    if (!look_at(t, p, &c, ranks) || plan_by_equations(&c) >= *best_s) { return; }
-    *best = *p;
-    *best_s = plan_by_equations(&c);
-}
-// The best by the equations of the plans that the paper's table 4 has: data parallelism with any
-// micro-batch; straight; and two stages, with any cut, replicas and placement.
-static StagePlan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
-    StagePlan best, p = plan_even(t, 1, 1);
-    memset(&best, 0, sizeof best);
-    *best_s = INFINITY;
-    for (p.micro_batch = 1; p.micro_batch <= t->samples; p.micro_batch++) {
-        if (t->samples % p.micro_batch == 0) { prefer(t, &p, &best, best_s); }
-    }
-    p = plan_even(t, task_ranks(t), micro_batch);
-    prefer(t, &p, &best, best_s);
-    p.stages = 2;
-    for (int i = 0; i < (t->model->units - 1) * (task_ranks(t) - 1) * PLACE_PAPER; i++) {
-        p.policy[0] = (unsigned char)(i % PLACE_PAPER);
-        p.replicas[0] = 1 + i / PLACE_PAPER % (task_ranks(t) - 1);
-        p.replicas[1] = task_ranks(t) - p.replicas[0];
-        p.units[0] = 1 + i / PLACE_PAPER / (task_ranks(t) - 1);
-        p.units[1] = t->model->units - p.units[0];
-        prefer(t, &p, &best, best_s);
-    }
-    return best;
-}
-// Among these the equations choose what another evaluation of them found, and nearly all of what
-// the paper has. Among all plans they choose none that they find worse.
-static void expect_choice(const Paper *p, const char *cluster, const char *stages, double wanted) {
-    PlanModel m = paper_model(p);
-    PlanTask t = task_of(&m, cluster, p->samples);
-    double step_s;
-    t.even_slices = true;
-    StagePlan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
-    t.even_slices = false;
-    t.micro_batch = p->pinned > 1 ? p->pinned : 0;
-    EquationChoice all = planner_by_equations(&t);
-    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n",
-                  p->model, cluster, chosen.stages, chosen.units[0], chosen.units[1],
-                  chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s),
-                  speedup(&t, all.step_s), all.plan.stages, all.complete ? "" : " (not complete)");
-    assert_int_equal(chosen.stages, plan.stages);
-    assert_memory_equal(chosen.replicas, plan.replicas, (size_t)plan.stages * sizeof(int));
-    if (plan.stages == 2) { assert_int_equal(chosen.units[0], plan.units[0]); }
-    assert_true(fabs(speedup(&t, step_s) / wanted - 1) < 0.03);
-    assert_true(all.step_s <= step_s * (1 + 1e-12) || (p->pinned > 1 && chosen.stages == 1));
-    plan_model_free(&m);
-}
-static void test_paper_choices(void **state) {
-    (void)state;
-    for (int i = 0; i < PAPERS; i++) {
-        expect_choice(&papers[i], config_a, papers[i].a, papers[i].speedup_a);
-        expect_choice(&papers[i], config_c, papers[i].c, papers[i].speedup_c);
-    }
 }
 // Unrestricted, nothing is slower than what table 4 has, or than any baseline.
 static void test_paper_plans_are_beaten(void **state) {
@@ -426,12 +429,6 @@ static void test_paper_plans_are_beaten(void **state) {
 
 // -------------------------------------------------------------------------------------------------
 // Brute force
-
-static uint64_t random_state;
-static int below(int n) { return (int)(mix64(random_state++) >> 33) % n; }
-static double between(double low, double high) {
-    return low * pow(high / low, below(1 << 20) / (double)(1 << 20));
-}
 
 typedef struct {
     const PlanTask *task;
@@ -494,20 +491,6 @@ static void brute(Brute *b, int first, int placed) {
         }
     }
 }
-static PlanModel random_model(int units) {
-    PlanModel m = plan_model_make(units);
-    double parameters = between(1e5, 1e8), activations = between(1e4, 1e7);
-    for (int u = 0; u < units; u++) {
-        plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2),
-                       activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
-        // none, half or all of it
-        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]),
-                         activations * between(0.1, 2));
-        m.cut[u] = u ? activations * between(0.1, 3) : 0;
-    }
-    m.batch = 1 + below(4);
-    return m;
-}
 static void test_brute_force(void **state) {
     (void)state;
     static const char *const shapes[] = {"1x2",     "2x1",     "1x3",         "3x1",        "1x4",
@@ -533,7 +516,6 @@ static void test_brute_force(void **state) {
                 (m.states * m.parameters[m.units] + (double)t.samples * m.activations[m.units]) /
                 between(1, 8);
         }
-        t.even_slices = below(4) == 0;
         Brute b;
         memset(&b, 0, sizeof b);
         b.task = &t;
@@ -570,65 +552,6 @@ static void test_brute_force(void **state) {
         done, limited, plans, exact, 100 * worst, zero_bubbles,
         (double)clock() / CLOCKS_PER_SEC - begin);
     assert_true(worst < 0.01 && zero_bubbles > 0);
-}
-
-// Seconds of the best by the equations of all plans from this unit and rank on, of two stages or
-// more, with the paper's placement policies.
-static double equations_brute(const PlanTask *t, StagePlan *p, int unit, int rank) {
-    const int s = p->stages, units = t->model->units - unit, ranks = task_ranks(t) - rank;
-    static PlanCosts c;
-    int place[16];
-    double best = INFINITY;
-    if (!units && !ranks && s > 1 && look_at(t, p, &c, place)) { best = plan_equations(&c); }
-    for (int i = 0; i < units * ranks * PLACE_PAPER; i++) {
-        p->units[s] = 1 + i / PLACE_PAPER / ranks;
-        p->replicas[s] = 1 + i / PLACE_PAPER % ranks;
-        p->policy[s] = (unsigned char)(i % PLACE_PAPER);
-        const int left = units - p->units[s], ranks_left = ranks - p->replicas[s];
-        if (!left != !ranks_left || (!left && p->policy[s])) { continue; }
-        p->stages = s + 1;
-        best = fmin(best, equations_brute(t, p, unit + p->units[s], rank + p->replicas[s]));
-        p->stages = s;
-    }
-    return best;
-}
-// The same search as --plan's, on more and larger instances than test_plan.py, whose reference is
-// an independent one.
-static void test_equations_search(void **state) {
-    (void)state;
-    static const char *const shapes[] = {"1x4", "6x1", "1x6", "5x1", "2x2", "2x3", "3x2"};
-    random_state = test_seed(3);
-    const int instances = all_tests() ? 5000 : 400;
-    int deep = 0;
-    for (int i = 0; i < instances; i++, random_state += 1000) {
-        static const int samples[] = {2, 4, 8, 16, 64, 256};
-        const char *shape = shapes[below(7)];
-        PlanModel m = random_model(3 + below(shape[2] == '1' || shape[0] == '1' ? 7 : 4));
-        for (int u = 0; u <= m.units; u++) { // so that many stages are good
-            m.parameters[u] *= 30;
-            m.cut[u] /= 10;
-        }
-        char cluster[200];
-        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape,
-                 between(1, 100), between(0.1, 10), between(0.05, 10),
-                 below(2) ? between(1, 1e3) : 0);
-        PlanTask t = task_of(&m, cluster, samples[below(6)]);
-        t.micro_batch = below(2) ? 1 : 2;
-        t.even_slices = true;
-        EquationSearch e = equation_search_make(&t, task_policies(&t, PLACE_PAPER));
-        equation_search(&e);
-        StagePlan p = plan_even(&t, 1, t.micro_batch);
-        p.stages = 0;
-        const double best = equations_brute(&t, &p, 0, 0);
-        if (e.cut || !close_to(best, e.best_s)) {
-            fail_msg("%s, %d units: %.12g, the best is %.12g", cluster, m.units, e.best_s, best);
-        }
-        deep += e.best.stages > 2;
-        equation_search_free(&e);
-        plan_model_free(&m);
-    }
-    print_message("%d of %d have more than two stages\n", deep, instances);
-    assert_true(deep > instances / 8);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -843,16 +766,16 @@ static void test_time(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equations),
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_own_costs),
         cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_paper_choices),
+        cmocka_unit_test(test_many_micro_batches),
+        cmocka_unit_test(test_alike_units),
+        cmocka_unit_test(test_balanced_together),
         cmocka_unit_test(test_brute_force),
-        cmocka_unit_test(test_equations_search),
         cmocka_unit_test(test_paper_plans_are_beaten),
         cmocka_unit_test(test_profile),
         cmocka_unit_test(test_bad_profiles),
