@@ -83,7 +83,7 @@ from data_files import (
 )
 from encode_blocks import Encoder, Progress, cores, encoded, texts_of
 from image_sources import CIFAR_TEST, is_cifar, load_images
-from regular_files import read_regular
+from regular_files import one_line, read_regular
 from text_sources import (
     BLOCK,
     DATASET_FACTS,
@@ -812,10 +812,16 @@ def prepare(options):
             spool.unlink(missing_ok=True)
 
 
+def show(*lines):
+    """Names of files may be any bytes."""
+    for text in lines:
+        print(one_line(text.encode("utf-8", "backslashreplace").decode()))
+
+
 def prepare_corpus(options, corpus, prefix):
     stamp = make_stamp(options, corpus)
     if data_files.up_to_date(prefix, stamp):
-        print(f"{prefix}: up to date")
+        show(f"{prefix}: up to date")
         return
     try:
         run = Run(options, corpus, prefix, stamp)
@@ -826,11 +832,11 @@ def prepare_corpus(options, corpus, prefix):
         if not hidden(prefix, "progress").exists():  # else the same command goes on from there
             data_files.remove_unfinished(prefix)
         raise
-    print(*run.summary(), sep="\n")
+    show(*run.summary())
 
 
 def main():
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         prepare(parse_arguments())
     except Failure as failure:

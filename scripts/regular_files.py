@@ -51,5 +51,5 @@ def plain(text):
 
 
 def one_line(text):
-    """The same in one line."""
-    return plain(text).replace("\n", "\\x0a")
+    """The same in one line: for messages, and for names and texts in tables."""
+    return " ".join(plain(text).split("\n"))

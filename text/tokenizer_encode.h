@@ -260,8 +260,8 @@ static inline void encode_read_model(Encoder *e, const TokenizerJson *t) {
     free(joined.text);
 }
 
-// Ends the program (EXIT_INPUT) unless a tokenizer.json has a tokenizer's tokens. Which of them ends
-// texts is known from the tokenizer.
+// Ends the program (EXIT_INPUT) unless a tokenizer.json has a tokenizer's tokens. Which of them
+// ends texts is known from the tokenizer.
 static inline void encode_check_same(const Tokenizer *t, const TokenizerJson *json) {
     size_t size;
     unsigned char *text = tokenizer_json_text(json, &size);

@@ -10,6 +10,7 @@
 #define TOKENIZER_JSON_H
 
 #include "base/base.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "text/shard_file.h"
 
