@@ -559,7 +559,8 @@ kinds = {
 }
 for name, column in kinds.items():
     table = pa.table({"text": column})
-    if name != "fixed": pq.write_table(table, Path(sys.argv[2], name + ".parquet"), row_group_size=9)
+    if name != "fixed":
+        pq.write_table(table, Path(sys.argv[2], name + ".parquet"), row_group_size=9)
     with pa.ipc.new_stream(Path(sys.argv[2], name + ".arrow"), table.schema) as writer:
         writer.write_table(table)
 runs = pa.RunEndEncodedArray.from_arrays(list(range(1, len(texts) + 1)), plain)
@@ -658,7 +659,8 @@ class Forms(Prepares):
             self.assertEqual("".join(self.documents("train") + self.documents("val")), text)
         self.assertEqual(self.shards().keys(), expected.keys())
         if harness.has_package("zstandard"):
-            code = "import sys, zstandard as z; sys.stdout.buffer.write(z.compress(open(sys.argv[1], 'rb').read()))"
+            code = "import sys, zstandard as z; text = open(sys.argv[1], 'rb').read();"
+            code += " sys.stdout.buffer.write(z.compress(text))"
             made = output_of(PYTHON, "-c", code, self.folder / "a.txt")
             self.prepare(self.write("b.txt.zst", made.stdout))
             self.assertEqual("".join(self.documents("train") + self.documents("val")), text)
@@ -998,10 +1000,15 @@ class Tokenizers(Prepares):
                 said = self.prepare(lines, "--tokenizer", path, code=EXIT_INPUT)[0]
                 self.assertIn(f"{path}: no tokenizer.json: ", said)
                 self.assertEqual(said.count("\n"), 1, said)
-        self.prepare(lines, "--tokenizer", GOLDEN_JSON, setup=(
-            "import text_tokenizers as t\nt.JsonTokenizer.look = lambda self: setattr(self, 'width', 2)"
-            "\ndef fails(self, text): os.write(2, b'thread panicked'); raise BaseException('at it')"
-            "\nt.JsonTokenizer.ids = fails\nt.JsonTokenizer.whole = False"), code=EXIT_INPUT)
+        late = """
+import text_tokenizers as t
+def fails(self, text):
+    os.write(2, b"thread panicked")
+    raise BaseException("at it")
+t.JsonTokenizer.look = lambda self: setattr(self, "width", 2)
+t.JsonTokenizer.ids, t.JsonTokenizer.whole = fails, False"""
+        said, _ = self.prepare(lines, "--tokenizer", GOLDEN_JSON, setup=late, code=EXIT_INPUT)
+        self.assertEqual(said, f"prepare_data: {GOLDEN_JSON}: no tokenizer.json: at it\n")
 
     @need("tokenizers")
     def test_end_of_text(self):
@@ -1114,7 +1121,8 @@ class Tokenizers(Prepares):
             data["model"]["vocab"][word.translate(level)] = 101 + i
         data["model"]["ignore_merges"] = True
         path = self.write("long.json", json.dumps(data))
-        lines = self.lines("a.jsonl", [f"{'it is not there ' * i}so" for i in range(60)] + [words[1]])
+        found = [f"{'it is not there ' * i}so" for i in range(60)]
+        lines = self.lines("a.jsonl", [*found, words[1]])
         self.prepare(lines, "--tokenizer", path, "--val-fraction", "0.2")
         file = self.shards()["_tokenizer.bin"]
         self.assertEqual(struct.unpack("<4i", file[:16]), (20240328, 3, 105, 0))
@@ -1126,8 +1134,8 @@ class Tokenizers(Prepares):
         path.write_text(json.dumps(data))
         said = self.prepare(lines, "--tokenizer", path, code=EXIT_INPUT)[0]
         self.assertIn("token 105 has 65536 bytes: 1 to 65535", said)
-        result = output_of(BINARY, "--model", self.MODEL % 106, "--tokenizer", path, "--prompt", "a",
-                           env=ENVIRONMENT)
+        flags = "--model", self.MODEL % 106, "--tokenizer", path, "--prompt", "a"
+        result = output_of(BINARY, *flags, env=ENVIRONMENT)
         self.assertEqual(result.returncode, EXIT_INPUT)
         self.assertIn(b"tokens of 1 to 65535 bytes", result.stderr)
 
