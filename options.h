@@ -67,6 +67,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "validation shards; left out where --train is given: no validation")                         \
     TEXT("data", tokenizer, "tokenizer", "", "", "file",                                           \
       "tokenizer .bin or .json, to print samples; empty: found beside the shards")                 \
+    TEXT("data", end_of_text, "end-of-text", "", "", "token",                                      \
+      "the token that ends texts, of a tokenizer .json; empty: eos_token of tokenizer_config.json "\
+      "beside tokenizer.json, else <|endoftext|>, </s> or another known one")                      \
     FLAG("data", shuffle, "shuffle", "", "1",                                                      \
       "a new permutation of the windows each epoch; 0: in order")                                  \
     PICK("data", windows, "windows", "", "continuous", "continuous|document",                      \

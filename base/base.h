@@ -40,9 +40,14 @@ typedef struct {
 } Speaker;
 static Speaker speaker = {.rank = 0, .ranks = 1, .abort_job = NULL, .place = ""};
 
-// Replaces what could drive a terminal: a message may have the name of a file.
+// Replaces what could drive a terminal: a message may have the name of a file. U+0080 to U+009F
+// (0xc2 and one byte) are control characters, too.
 static inline void show_plainly(char *text) {
-    for (char *c = text; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; }
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        const bool wide = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        if (wide || *c < ' ' || *c == 127) { *c = '?'; }
+        if (wide) { c[1] = '?'; }
+    }
 }
 
 // Prints a message with an optional hint, and ends all ranks with the exit code `code`.

@@ -290,6 +290,74 @@ static inline int json_get(const Json *j, int object, const char *name) {
     }
     return found;
 }
+// -------------------------------------------------------------------------------------------------
+// The members of a list by their names, or by the texts that they are: sorted, for many look-ups.
+typedef struct {
+    const char *at; // without escapes, not terminated
+    size_t bytes;
+    int member;
+} JsonName;
+typedef struct {
+    char *text;
+    JsonName *names;
+    int count;
+} JsonNames;
+
+static inline int json_name_order(const JsonName *a, const char *at, size_t bytes) {
+    const size_t both = a->bytes < bytes ? a->bytes : bytes;
+    const int order = both ? memcmp(a->at, at, both) : 0;
+    return order ? order : (a->bytes > bytes) - (a->bytes < bytes);
+}
+static inline int compare_names(const void *a, const void *b) {
+    const JsonName *x = (const JsonName *)a, *y = (const JsonName *)b;
+    const int order = json_name_order(x, y->at, y->bytes);
+    return order ? order : (x->member > y->member) - (x->member < y->member);
+}
+// What is no text counts as an empty one.
+static inline JsonNames json_names(const Json *j, int list, bool texts) {
+    JsonNames n = {};
+    size_t all = 0;
+    for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) {
+        all += texts ? j->values[i].bytes : j->values[i].name_bytes;
+    }
+    n.text = new_array(char, all + 1, "a JSON file");
+    n.names = new_array(JsonName, json_members(j, list) + 1, "a JSON file");
+    char *to = n.text;
+    for (int i = json_first(j, list); i >= 0; i = json_next(j, list, i)) {
+        const JsonValue *v = &j->values[i];
+        const bool is_text = !texts || v->kind == JSON_STRING;
+        const int64_t bytes =
+            is_text ? json_unescape(texts ? v->text : v->name, texts ? v->bytes : v->name_bytes,
+                                    (unsigned char *)to)
+                    : 0;
+        const JsonName name = {.at = to, .bytes = (size_t)max_i64(bytes, 0), .member = i};
+        n.names[n.count++] = name;
+        to += name.bytes;
+    }
+    qsort(n.names, (size_t)n.count, sizeof *n.names, compare_names);
+    return n;
+}
+// Returns the member of this name, or -1. Of several, the last one counts.
+static inline int json_names_get(const JsonNames *n, const char *name) {
+    const size_t bytes = strlen(name);
+    int low = 0, high = n->count; // the first name behind it is among these
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (json_name_order(&n->names[middle], name, bytes) > 0) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    const bool found = low && !json_name_order(&n->names[low - 1], name, bytes);
+    return found ? n->names[low - 1].member : -1;
+}
+static inline void json_names_free(JsonNames *n) {
+    free_all(n->text, n->names);
+    memset(n, 0, sizeof *n);
+}
+
+// -------------------------------------------------------------------------------------------------
 // Reads a JSON number that is a whole number from 0 to 2^53. Returns false if it is none.
 static inline bool json_whole(const Json *j, int value, int64_t *out) {
     const double number = json_is(j, value, JSON_NUMBER) ? j->values[value].number : -1;

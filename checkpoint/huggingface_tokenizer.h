@@ -35,14 +35,15 @@ static inline void hf_take_file(HfKept *kept, int file, char *text, size_t bytes
 }
 // Adds a token as tokenizer.json spells it.
 static inline void hf_add_token(TextBuffer *text, const Tokenizer *t, int32_t id) {
-    unsigned char spelled[2 * TOKEN_BYTES_MAX + 1];
     int length, n = 0;
     const unsigned char *bytes = tokenizer_decode(t, id, &length);
+    unsigned char *spelled = new_array(unsigned char, 2 * length + 1, "the tokenizer");
     for (int i = 0; i < length; i++) {
         n += json_put_utf8(tokenizer_json_character(bytes[i]), spelled + n);
     }
     spelled[n] = 0;
     json_add_string(text, id == t->eot ? end_of_text_names[0] : (const char *)spelled);
+    free(spelled);
 }
 static inline void hf_add_merges(TextBuffer *text, const Tokenizer *t) {
     Encoder e = encode_merges_of_gpt2(t);
@@ -120,18 +121,19 @@ static inline void hf_copy_tokenizer(HfKept *kept, const Tokenizer *t, const Gpt
                                      const char *path) {
     HfFile file = {}, *old = &kept->file[HF_TOKENIZER];
     int length;
-    const char *end = (const char *)tokenizer_decode(t, t->eot, &length);
+    const char *bytes = (const char *)tokenizer_decode(t, t->eot, &length);
+    const Text end = text_of("%.*s", length, bytes);
     file.text = read_file(path, TOKENIZER_HINT, JSON_BYTES, &file.bytes);
     if (!t->from_json && strstr(file.text, "\"ByteLevel\"")) {
-        Tokenizer beside = tokenizer_open(path, (int32_t)m->config.vocab);
-        encode_check_same(t, path, beside.id);
-        tokenizer_close(&beside);
+        TokenizerJson beside = tokenizer_json_open(path);
+        encode_check_same(t, &beside);
+        tokenizer_json_close(&beside);
     }
     if (old->text && old->bytes == file.bytes && !memcmp(old->text, file.text, file.bytes)) {
         free(file.text); // the folder's, with all that is beside it
         return;
     }
-    hf_take_tokenizer(kept, m, file.text, file.bytes, text_of("%.*s", length, end).at);
+    hf_take_tokenizer(kept, m, file.text, file.bytes, end.at);
 }
 // Adds the run's tokenizer, and the token that ends its texts, to what --export writes. Rank 0
 // calls it.

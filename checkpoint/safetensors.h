@@ -26,11 +26,13 @@ typedef struct {
     char *map;
     size_t bytes, data; // of the file; where its tensors begin
     Json header;
+    JsonNames tensors;
 } SafetensorsFile;
 typedef struct {
     SafetensorsFile *files;
     int count;
-    Json index; // empty without an index
+    Json index;      // empty without an index
+    JsonNames where; // of its weight_map
 } Safetensors;
 // A tensor of at most two dimensions; a vector has one row.
 typedef struct {
@@ -102,9 +104,7 @@ static inline void safetensors_open_file(SafetensorsFile *f, Text path) {
         safetensors_refuse(f, NULL, "its header is no JSON object");
     }
     safetensors_check_ranges(f);
-}
-static inline int compare_files(const void *a, const void *b) {
-    return strcmp(((const SafetensorsFile *)a)->path.at, ((const SafetensorsFile *)b)->path.at);
+    f->tensors = json_names(&f->header, 0, false);
 }
 // Opens the files that an index names, each once, in the order of their names.
 static inline void safetensors_open_index(Safetensors *s, const char *folder, const char *path) {
@@ -114,23 +114,25 @@ static inline void safetensors_open_index(Safetensors *s, const char *folder, co
     if (!json_is(index, map, JSON_OBJECT)) {
         die(EXIT_INPUT, SAFETENSORS_HINT, "%s: it has no weight_map", path);
     }
-    s->files = new_array(SafetensorsFile, (size_t)json_members(index, map) + 1, "safetensors");
-    for (int i = json_first(index, map); i >= 0; i = json_next(index, map, i)) {
-        const JsonValue *v = &index->values[i];
-        const Text name = text_of("%.*s", (int)min_i64((int64_t)v->bytes, 200), v->text);
-        const Text file = text_of("%s/%s", folder, name.at);
-        int k = 0;
-        if (v->kind != JSON_STRING || strchr(name.at, '/') || name.at[0] == '.') {
-            die(EXIT_INPUT, SAFETENSORS_HINT, "%s: %s is no name of a file beside it", path,
-                name.at);
+    JsonNames files = json_names(index, map, true);
+    s->where = json_names(index, map, false);
+    s->files =
+        new_array(SafetensorsFile, min_i64(files.count, SAFETENSORS_FILES) + 1, "safetensors");
+    for (int i = 0; i < files.count; i++) {
+        const JsonName *n = &files.names[i];
+        const JsonValue *v = &index->values[n->member];
+        if (i && !json_name_order(n - 1, n->at, n->bytes)) { continue; }
+        const Text name = text_of("%.*s", (int)min_i64((int64_t)n->bytes, 200), n->at);
+        if (!*name.at || strchr(name.at, '/') || name.at[0] == '.') {
+            die(EXIT_INPUT, SAFETENSORS_HINT, "%s: %.*s is no name of a file beside it", path,
+                (int)min_i64((int64_t)v->bytes, 200), v->bytes ? v->text : "");
         }
-        while (k < s->count && strcmp(s->files[k].path.at, file.at)) { k++; }
-        if (k == SAFETENSORS_FILES) {
+        if (s->count == SAFETENSORS_FILES) {
             die(EXIT_INPUT, SAFETENSORS_HINT, "%s: more than %d files", path, SAFETENSORS_FILES);
         }
-        if (k == s->count) { safetensors_open_file(&s->files[s->count++], file); }
+        safetensors_open_file(&s->files[s->count++], text_of("%s/%s", folder, name.at));
     }
-    qsort(s->files, (size_t)s->count, sizeof *s->files, compare_files);
+    json_names_free(&files);
 }
 // Opens model.safetensors of a folder, or the files of its index. Ends the program (EXIT_INPUT) if
 // one of them is bad.
@@ -151,9 +153,11 @@ static inline void safetensors_close(Safetensors *s) {
     for (int i = 0; i < s->count; i++) {
         unmap_file(s->files[i].map);
         json_free(&s->files[i].header);
+        json_names_free(&s->files[i].tensors);
     }
     free(s->files);
     json_free(&s->index);
+    json_names_free(&s->where);
     memset(s, 0, sizeof *s);
 }
 
@@ -219,13 +223,13 @@ static inline bool tensors_equal(const SafeTensor *a, const SafeTensor *b) {
 // index decides; transformers takes the last file, so both must mean the same.
 static inline bool safetensors_find(const Safetensors *s, const char *name, SafeTensor *tensor) {
     const Json *j = &s->index;
-    const int map = j->count ? json_get(j, json_get(j, 0, "weight_map"), name) : -1;
+    const int map = json_names_get(&s->where, name);
     const JsonValue *v = map < 0 ? NULL : &j->values[map];
     const SafetensorsFile *of = NULL, *last = NULL;
     SafeTensor other;
     for (int i = 0; i < s->count; i++) {
         const SafetensorsFile *f = &s->files[i];
-        const int value = json_get(&f->header, 0, name);
+        const int value = json_names_get(&f->tensors, name);
         if (value < 0) { continue; }
         last = f;
         other = safetensors_tensor(f, value);

@@ -27,8 +27,8 @@ static inline int64_t validation_samples(const Config *c, const Dataset *val) {
 // Returns the tokenizer file that a checkpoint was trained with: a copy in the folder of its run,
 // or where its manifest says that the file was. Returns NULL if it is not there, and in `path`
 // where it was; "" if the checkpoint has none.
-static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vocab, char *path,
-                                                  size_t bytes) {
+static inline const char *tokenizer_of_checkpoint(const char *folder, const Options *o,
+                                                  int32_t vocab, char *path, size_t bytes) {
     Text why;
     char *text = manifest_read(folder, &why);
     const char *line = text ? manifest_line(text, "tokenizer") : NULL;
@@ -47,7 +47,7 @@ static inline const char *tokenizer_of_checkpoint(const char *folder, int32_t vo
             snprintf(path, bytes, "%.*s", (int)strcspn(line + used, "\n"), line + used);
         }
         if (access(path, R_OK)) { continue; }
-        Tokenizer t = tokenizer_open(path, vocab);
+        Tokenizer t = tokenizer_open_ending(path, vocab, o->end_of_text);
         found = tokenizer_same(t.id, id);
         free_all(t.path, t.begin, t.text);
     }
@@ -73,7 +73,7 @@ static inline const char *find_tokenizer(const Config *c, const ModelSpec *spec,
     Text lost = text_of("%s", "");
     if (!file && wants && spec->begun.units) {
         const int32_t vocab = (int32_t)spec->model.config.vocab;
-        file = tokenizer_of_checkpoint(spec->file, vocab, path, bytes);
+        file = tokenizer_of_checkpoint(spec->file, o, vocab, path, bytes);
         if (!file) { lost = text_of("%s", path); }
     }
     if (!file && prompts && spec->huggingface) {
@@ -198,14 +198,31 @@ static inline int tokenizer_copy_file(const char *path, const char *out, const c
     unmap_file(map);
     return writer_close(&w);
 }
+// Writes tokenizer.bin, which also says which token ends texts, from a tokenizer.json.
+static inline int tokenizer_write(const Tokenizer *t, const char *out) {
+    int32_t header[DATA_HEADER_BYTES / 4] = {TOKENIZER_MAGIC, TOKENIZER_LONG - 1, t->vocab, t->eot};
+    int length;
+    for (int32_t id = 0; id < t->vocab; id++) {
+        tokenizer_decode(t, id, &length);
+        if (length >= TOKEN_LONG) { header[1] = TOKENIZER_LONG; }
+    }
+    const unsigned char *last = tokenizer_decode(t, t->vocab - 1, &length);
+    FileWriter w;
+    writer_open(&w, text_of("%s/tokenizer.bin", out).at);
+    writer_add(&w, header, sizeof header);
+    writer_add(&w, t->text, (size_t)(last + length - t->text));
+    return writer_close(&w);
+}
 // Copies the tokenizer's file into OUT, where --prompt finds it, and the one with its merges.
 // Returns 0 or an errno. Rank 0 calls it.
 static inline int tokenizer_keep(const Tokenizer *t, const char *out) {
     char merges[1100];
     if (!t->path) { return 0; }
-    const int error = tokenizer_copy_file(t->path, out, t->from_json ? "json" : "bin");
     const bool beside = !t->from_json && encode_beside(t->path, merges, sizeof merges);
-    return error || !beside ? error : tokenizer_copy_file(merges, out, "json");
+    const int error =
+        t->from_json ? tokenizer_write(t, out) : tokenizer_copy_file(t->path, out, "bin");
+    if (error || !(t->from_json || beside)) { return error; }
+    return tokenizer_copy_file(t->from_json ? t->path : merges, out, "json");
 }
 
 static inline Data open_data(const Config *c, const ModelSpec *spec) {
@@ -215,7 +232,7 @@ static inline Data open_data(const Config *c, const ModelSpec *spec) {
     char path[1100];
     Data d = {};
     const char *file = find_tokenizer(c, spec, validates, path, sizeof path);
-    d.tokenizer = tokenizer_open(file, vocab);
+    d.tokenizer = tokenizer_open_ending(file, vocab, o->end_of_text);
     if (options_prompts(&c->given) && !d.tokenizer.vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "--prompt: no tokenizer for the model's vocabulary of %d: --tokenizer is not given, "

@@ -21,14 +21,14 @@ import struct
 import sys
 from pathlib import Path
 
-from regular_files import read_regular
+from regular_files import one_line, read_regular
 
 SHARD_MAGIC, SHARD_VERSIONS = 20240520, {2: 1, 4: 2}  # by bytes of a token
-TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
+TOKENIZER_MAGIC, TOKENIZER_VERSIONS = 20240328, {False: 2, True: 3}  # by whether one is LONG
 HEADER_WORDS = 256  # int32, the unused ones zero
 HEADER_BYTES = 4 * HEADER_WORDS
 VOCABULARY_MOST, NARROW_VOCABULARY = 1 << 24, 1 << 16  # tokens; those that 16 bits can number
-TOKEN_BYTES_MOST = 255
+TOKEN_BYTES_MOST, TOKEN_LONG = 65535, 256  # from here on a length has two bytes, behind a zero
 MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_STOPPED = 2, 3, 130
@@ -43,7 +43,7 @@ class Failure(Exception):
 
 
 def note(message):
-    print(f"prepare_data: {message}", file=sys.stderr)
+    print(one_line(f"prepare_data: {message}"), file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -62,11 +62,14 @@ def token_width(vocabulary):
 
 
 def tokenizer_file(tokenizer):
-    tokens = b"".join(bytes([len(token)]) + token for token in tokenizer.vocabulary)
-    return (
-        header(TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokenizer.vocabulary), tokenizer.end_of_text)
-        + tokens
-    )
+    def length(token):
+        few = len(token) < TOKEN_LONG
+        return struct.pack("<B" if few else "<xH", len(token))
+
+    tokens = b"".join(length(token) + token for token in tokenizer.vocabulary)
+    version = TOKENIZER_VERSIONS[any(len(token) >= TOKEN_LONG for token in tokenizer.vocabulary)]
+    words = len(tokenizer.vocabulary), tokenizer.end_of_text
+    return header(TOKENIZER_MAGIC, version, *words) + tokens
 
 
 def tokenizer_words(file):

@@ -60,6 +60,10 @@ class Encoder:
         self.end = tokenizer.end_packed()
 
     def __call__(self, block):
+        with self.tokenizer.guarded():
+            return self.result(block)
+
+    def result(self, block):
         result = Result([])
         items = block.data if block.kind == "items" else self.items(block, result)
         for item in items:

@@ -20,31 +20,45 @@ import lzma
 import math
 import struct
 import sys
-from pathlib import Path
 
 import numpy as np
+
+from data_files import EXIT_INPUT, SHARD_MAGIC, SHARD_VERSIONS, TOKENIZER_MAGIC
+from regular_files import one_line, read_regular
 
 HEADER = 1024
 
 
+class Bad(Exception):
+    """A file that is none of prepare_data.py's."""
+
+
 def tokens_of(pattern):
-    parts = []
+    parts, widths = [], {version: width for width, version in SHARD_VERSIONS.items()}
     for path in sorted(glob.glob(pattern)):
-        words = struct.unpack("<3i", Path(path).read_bytes()[:12])
-        kind = {1: "<u2", 2: "<u4"}[words[1]]
-        parts.append(np.fromfile(path, kind, offset=HEADER))
+        data = read_regular(path, None)
+        magic, version, count = struct.unpack("<3i", data[:12]) if len(data) > HEADER else (0, 0, 0)
+        width = widths.get(version, 0)
+        if magic != SHARD_MAGIC or not width or len(data) != HEADER + width * count:
+            raise Bad(f"{path}: no shard of tokens")
+        parts.append(np.frombuffer(data, f"<u{width}", offset=HEADER))
     if not parts:
-        sys.exit(f"ngram.py: no file {pattern}")
+        raise Bad(f"no file {pattern}")
     return np.concatenate(parts).astype(np.int64)
 
 
 def vocabulary_of(path):
-    data = Path(path).read_bytes()
-    size, end = struct.unpack("<2i", data[8:16])
+    data = read_regular(path)
+    magic, _, size, end = struct.unpack("<4i", data[:16]) if len(data) > HEADER else (0, 0, 0, 0)
     place, texts = HEADER, []
-    for _ in range(size):
-        texts.append(data[place + 1 : place + 1 + data[place]])
-        place += 1 + data[place]
+    while magic == TOKENIZER_MAGIC and len(texts) < size and place + 2 < len(data):
+        (length,), place = data[place : place + 1], place + 1
+        if not length:  # a long one
+            (length,), place = struct.unpack("<H", data[place : place + 2]), place + 2
+        texts.append(data[place : place + length])
+        place += length
+    if len(texts) != size or place != len(data) or not 0 <= end < size:
+        raise Bad(f"{path}: no tokenizer file")
     return texts, end
 
 
@@ -127,8 +141,14 @@ def main():
     parser.add_argument("name", help="what the names of the files begin with")
     parser.add_argument("--order", type=int, default=5)
     options = parser.parse_args()
-    train, held = (tokens_of(f"{options.name}_{side}_*.bin") for side in ("train", "val"))
-    texts, end = vocabulary_of(f"{options.name}_tokenizer.bin")
+    try:
+        train, held = (tokens_of(f"{options.name}_{side}_*.bin") for side in ("train", "val"))
+        texts, end = vocabulary_of(f"{options.name}_tokenizer.bin")
+        if max(train.max(), held.max()) >= len(texts) or (held == end).all():
+            raise Bad(f"{options.name}: tokens of another tokenizer, or no text")
+    except (Bad, OSError) as error:
+        print(one_line(f"ngram.py: {error}"), file=sys.stderr)
+        sys.exit(EXIT_INPUT)
     text = b"".join(texts[token] for token in held.tolist() if token != end)
     print(f"training {len(train)} tokens; validation {len(held)} tokens, {len(text)} bytes")
     for name, size in (

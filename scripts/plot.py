@@ -40,7 +40,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
-from regular_files import read_regular
+from regular_files import one_line, read_regular
 from run_log import (
     AXES,
     EXIT_INPUT,
@@ -48,12 +48,12 @@ from run_log import (
     BadLog,
     is_number,
     load_all,
-    plain,
     smoothed,
     title,
 )
 
 TEXT_WIDTH = 60  # columns of the curve in the terminal
+TRACE_MOST = 1e9  # seconds, ranks, micro-batches of a trace
 SYNONYMS = {"seconds": "time"}
 LONG = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # units of time
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
@@ -162,7 +162,7 @@ def draw_picture(pyplot, runs, panels, options, out):
     text = textwrap.fill(options.title or title(runs), 75 * len(panels))
     figure.suptitle(text, parse_math=False)
     figure.savefig(out, dpi=150)
-    print(out)
+    print(one_line(out))
 
 
 def print_losses(runs, axis):
@@ -218,7 +218,7 @@ def read_cells(path):
             )
             for event in actions
         ]
-        if not all(map(is_number, (n for *times, _, micro in found for n in (*times, micro)))):
+        if not all(map(is_action, found)):
             raise ValueError
         found.sort()
     except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, RecursionError):
@@ -231,8 +231,9 @@ def read_cells(path):
             last[3] = begin + seconds
         elif letter:
             row.append([letter, micro, begin, begin + seconds])
-    first = min((row[0][2] for row in cells.values() if row), default=None)
-    if first is None:
+    cells = {rank: row for rank, row in cells.items() if row}
+    first = min((row[0][2] for row in cells.values()), default=None)
+    if first is None or span_of(cells) <= first:
         raise BadLog(f"{path}: nothing is computed in it")
     return {
         rank: [[letter, micro, begin - first, end - first] for letter, micro, begin, end in row]
@@ -240,9 +241,24 @@ def read_cells(path):
     }
 
 
+def is_action(found):
+    """Whether an action of a trace can be drawn."""
+    rank, begin, seconds, _, micro = found
+    return (
+        all(map(is_number, (rank, begin, seconds, micro)))
+        and 0 <= seconds < TRACE_MOST
+        and max(map(abs, (rank, begin, micro))) < TRACE_MOST
+    )
+
+
+def span_of(cells):
+    """When the last one of all cells ends."""
+    return max(cell[3] for row in cells.values() for cell in row)
+
+
 def draw_schedule(pyplot, cells, out):
     figure, axes = pyplot.subplots(figsize=(14, 0.8 + 0.6 * len(cells)), layout="constrained")
-    span = max(row[-1][3] for row in cells.values() if row)
+    span = span_of(cells)
     for rank, row in cells.items():
         for letter, micro, begin, end in row:
             axes.barh(
@@ -278,12 +294,12 @@ def draw_schedule(pyplot, cells, out):
         frameon=False,
     )
     figure.savefig(out, dpi=150)
-    print(out)
+    print(one_line(out))
 
 
 def print_schedule(cells, columns=100):
     """A row of letters for each rank; '.' is idle."""
-    span = max(row[-1][3] for row in cells.values() if row)
+    span = span_of(cells)
     for rank, row in cells.items():
         text = ["."] * columns
         for letter, micro, begin, end in row:
@@ -336,10 +352,10 @@ def main():
         check(runs, panels, options.x)
         cells = read_cells(options.trace) if options.trace else {}
     except OSError as error:
-        print(plain(f"plot: {error.filename}: {error.strerror}"), file=sys.stderr)
+        print(one_line(f"plot: {error.filename}: {error.strerror}"), file=sys.stderr)
         return EXIT_INPUT
     except BadLog as error:
-        print(plain(f"plot: {error}"), file=sys.stderr)
+        print(one_line(f"plot: {error}"), file=sys.stderr)
         return EXIT_INPUT
     try:
         import matplotlib
@@ -359,7 +375,7 @@ def main():
         else:
             draw_picture(pyplot, runs, panels, options, out)
     except (OSError, ValueError) as error:  # ValueError: no such picture format
-        print(f"plot: cannot write the picture: {error}", file=sys.stderr)
+        print(one_line(f"plot: cannot write the picture: {error}"), file=sys.stderr)
         return EXIT_RESOURCES
     return 0
 

@@ -35,8 +35,8 @@ What always holds:
     is just one, its last part becomes validation. Of records a checksum of the text decides: equal
     ones are on one side.
   - Text is UTF-8. The byte vocabulary ends texts with the NUL byte, which no text may have.
-  - Files that hold text in another form (tables, archives: UNREAD in text_sources.py) are refused
-    by their names, also in folders. Whatever else of a folder is left out is said.
+  - Files that hold text in another form (tables: UNREAD in text_sources.py) are refused by their
+    names, also in folders. Archives and binary files are left out. What is left out is said.
   - Each shard says in its header which tokenizer made it, so that train_gpt can refuse to mix two.
     Tokens have 16 bits, of a vocabulary of more than 65536 tokens 32.
   - An image is a document too: a token for each of its grey pixels, row by row, then the token of
@@ -83,7 +83,7 @@ from data_files import (
 )
 from encode_blocks import Encoder, Progress, cores, encoded, texts_of
 from image_sources import CIFAR_TEST, is_cifar, load_images
-from regular_files import read_regular
+from regular_files import one_line, read_regular
 from text_sources import (
     BLOCK,
     DATASET_FACTS,
@@ -94,9 +94,11 @@ from text_sources import (
     Rules,
     add_lost,
     blocks_of,
+    document_of,
     file_size,
     has_records,
     identity,
+    is_archive,
     is_hidden,
     kind_of,
     last_border,
@@ -106,10 +108,12 @@ from text_sources import (
     standard_input,
 )
 from text_tokenizers import (
+    END_OF_TEXT,
     ByteTokenizer,
     Gpt2Tokenizer,
     ImageTokenizer,
     JsonTokenizer,
+    named_end,
     package_folder,
     trained_tokenizer,
 )
@@ -153,7 +157,7 @@ def load_documents(paths):
     out with a note."""
     documents, dropped = {}, {}  # by digest; by reason
     for path in paths:
-        document = measured(Document(path, 0, file_size(path)))
+        document = document_of(path)
         reason = reason_to_drop(document, documents)
         if reason:
             dropped.setdefault(reason, []).append(path)
@@ -200,9 +204,11 @@ def input_paths(inputs):
         else:
             raise Failure(EXIT_INPUT, f"{name!r}: no such file or folder")
     refuse_unread(paths)
+    archives = [path for path in paths if is_archive(path)]
+    dropped |= {"an archive, which must be unpacked first": archives} if archives else {}
     for reason, files in dropped.items():
         note_left_out(reason, files)
-    return paths
+    return [path for path in paths if not is_archive(path)]
 
 
 def folder_paths(folder, dropped):
@@ -230,7 +236,7 @@ def reason_to_pass(path, folder):
 
 
 def refuse_unread(paths):
-    unread = [path for path in paths if kind_of(path) in UNREAD]
+    unread = [path for path in paths if kind_of(path) in UNREAD and not is_archive(path)]
     if unread:
         more = f" (and {len(unread) - 1} more such files)" if len(unread) > 1 else ""
         raise Failure(
@@ -277,10 +283,7 @@ def cut_document(document, fraction):
     line, or word)."""
     goal = int(document.end * (1 - fraction))
     window = min(goal, document.end - goal, BLOCK)
-    with open_input(document.path) as file:
-        file.seek(goal - window)
-        text = file.read(window)
-    cut = goal - window + last_border(text)
+    cut = goal - window + last_border(document.before(goal, window))
     parts = measured(Document(document.path, 0, cut)), measured(
         Document(document.path, cut, document.end)
     )
@@ -316,7 +319,8 @@ def add_input_arguments(parser):
     parser.add_argument(
         "--split-end-of-text",
         action="store_true",
-        help="a written <|endoftext|> ends a document (default: it is text like any other)",
+        help="a written <|endoftext|>, or what --end-of-text says, ends a document (default: it is"
+        " text like any other)",
     )
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out records that cannot be read"
@@ -349,6 +353,12 @@ def add_output_arguments(parser):
         type=int,
         metavar="N",
         help="train a byte-pair encoding of N tokens on the text, its first 256 MB at most",
+    )
+    parser.add_argument(
+        "--end-of-text",
+        metavar="TOKEN",
+        help="the token that ends texts, of a tokenizer.json or of --train-tokenizer (default: the"
+        " eos_token of tokenizer_config.json beside tokenizer.json, else <|endoftext|> and others)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("data"), metavar="DIR", help="default: data"
@@ -412,6 +422,11 @@ def check_arguments(options, error):
     given = options.tokenizer or "bytes"
     if given not in TOKENIZERS and not given.endswith(".json"):
         error(f"--tokenizer: invalid choice: {given!r}: bytes, gpt2 or a tokenizer.json")
+    if options.end_of_text is not None:
+        if not options.train_tokenizer and not given.endswith(".json"):
+            error("--end-of-text needs a tokenizer.json or --train-tokenizer")
+        if not options.end_of_text.strip() or "\0" in options.end_of_text:
+            error("--end-of-text must be the text of a token")
     if not MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9:
         # the count is an int32, and a short rest may join
         error(f"--shard-tokens must be {MIN_SHARD_TOKENS} to 1000000000")
@@ -481,7 +496,8 @@ def document_corpus(description, train, val):
 def input_corpus(options, spool):
     """Plain text files have their sides chosen here; records when they are read."""
     fraction = None if options.val_tokens else options.val_fraction
-    rules = Rules(options.text_key, options.split_end_of_text, options.skip_bad, fraction)
+    split = (options.end_of_text or END_OF_TEXT) if options.split_end_of_text else ""
+    rules = Rules(options.text_key, split, options.skip_bad, fraction)
     inputs, stream = [*options.input], None
     description = " ".join("standard input" if name == "-" else name for name in inputs)
     if "-" in inputs:
@@ -572,7 +588,8 @@ def tokenizer_identity(options):
     if not options.tokenizer:
         return "bytes"
     with open_input(options.tokenizer) as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        digest = hashlib.sha256(file.read()).hexdigest()
+    return [digest, named_end(options.tokenizer)]
 
 
 def make_tokenizer(options, corpus, prefix):
@@ -580,14 +597,16 @@ def make_tokenizer(options, corpus, prefix):
         return ImageTokenizer(corpus.labels)
     if not options.train_tokenizer:
         given = options.tokenizer or "bytes"
-        return TOKENIZERS[given]() if given in TOKENIZERS else JsonTokenizer(given)
-    path = json_path(prefix)
+        if given in TOKENIZERS:
+            return TOKENIZERS[given]()
+        return JsonTokenizer(given, end=options.end_of_text)
+    path, end = json_path(prefix), options.end_of_text or END_OF_TEXT
     if hidden(prefix, "progress").exists():  # of the run that this one goes on
-        return JsonTokenizer(path, read_regular(data_files.temporary(path)))
+        return JsonTokenizer(path, read_regular(data_files.temporary(path)), end)
     encoder = Encoder(ByteTokenizer(), corpus.rules)
     encoder.tokenizer.forbidden = None
     texts = texts_of(blocks_of(corpus.sources, (0, 0)), encoder, TRAINING_TEXT)
-    return JsonTokenizer(path, trained_tokenizer(texts, options.train_tokenizer))
+    return JsonTokenizer(path, trained_tokenizer(texts, options.train_tokenizer, end), end)
 
 
 def json_path(prefix):
@@ -776,6 +795,7 @@ def make_stamp(options, corpus):
     return {
         "program": hashlib.sha256(b"".join(path.read_bytes() for path in program)).hexdigest(),
         "tokenizer": tokenizer_identity(options),
+        "end_of_text": options.end_of_text,
         "shard_tokens": options.shard_tokens,
         **corpus.facts,
     }
@@ -792,10 +812,16 @@ def prepare(options):
             spool.unlink(missing_ok=True)
 
 
+def show(*lines):
+    """Names of files may be any bytes."""
+    for text in lines:
+        print(one_line(text.encode("utf-8", "backslashreplace").decode()))
+
+
 def prepare_corpus(options, corpus, prefix):
     stamp = make_stamp(options, corpus)
     if data_files.up_to_date(prefix, stamp):
-        print(f"{prefix}: up to date")
+        show(f"{prefix}: up to date")
         return
     try:
         run = Run(options, corpus, prefix, stamp)
@@ -806,11 +832,11 @@ def prepare_corpus(options, corpus, prefix):
         if not hidden(prefix, "progress").exists():  # else the same command goes on from there
             data_files.remove_unfinished(prefix)
         raise
-    print(*run.summary(), sep="\n")
+    show(*run.summary())
 
 
 def main():
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         prepare(parse_arguments())
     except Failure as failure:

@@ -1,4 +1,5 @@
-"""regular_files.py: how the scripts open files that they did not make themselves.
+"""regular_files.py: how the scripts open files that they did not make themselves, and how they show
+what is in them.
 
 A pipe without a writer would block for ever, a device such as /dev/zero has no end, and a text that
 is read as a whole must fit into memory. Whoever wants to pipe a text gives it on standard input,
@@ -7,9 +8,14 @@ where a script says so.
 
 import errno
 import os
+import re
 import stat
 
 TEXT_MOST = 1 << 26  # bytes; also of the program's JSON files (base/json.h)
+# controls but for newline and tab, marks that turn the direction of a text, halves of characters
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def open_regular(path, most=None):
@@ -31,3 +37,19 @@ def read_regular(path, most=TEXT_MOST):
     """The bytes of a file, as open_regular opens it."""
     with open_regular(path, most) as file:
         return file.read()
+
+
+def plain(text):
+    """A text that drives no terminal and no page: what would is shown as its number."""
+
+    def number(found):
+        code = ord(found[0])
+        code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0  # a byte that is no UTF-8
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+    return UNSEEN.sub(number, str(text))
+
+
+def one_line(text):
+    """The same in one line: for messages, and for names and texts in tables."""
+    return " ".join(plain(text).split("\n"))

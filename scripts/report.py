@@ -34,8 +34,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
 import run_log
-from plot import COLORS, MEANINGS, MIB, read_cells, time_unit
+from plot import COLORS, MEANINGS, MIB, read_cells, span_of, time_unit
 from plot import LONG as UNITS
+from regular_files import one_line
 from run_log import EXIT_INPUT, EXIT_RESOURCES, BadLog, inner, is_number, number, plain
 
 POINTS = 4000  # of a curve that is drawn whole
@@ -438,7 +439,7 @@ def trace_of(run):
 
 def timeline(page, cells):
     """Bars for each rank, and the lines that say how long each is idle."""
-    span = max(row[-1][3] for row in cells.values() if row)
+    span = span_of(cells)
     busy = {rank: sum(end - begin for *_, begin, end in row) for rank, row in cells.items()}
     shown, left = [], CELLS
     for rank, row in sorted(cells.items()):
@@ -494,8 +495,7 @@ def add_schedule(page):
         path, found = trace_of(run), False
         if path:
             try:
-                cells = {rank: row for rank, row in read_cells(path).items() if row}
-                timeline(page, cells)
+                timeline(page, read_cells(path))
                 found = True
             except (BadLog, OSError) as error:
                 page.text(f"The timeline cannot be drawn: {error}")
@@ -776,11 +776,11 @@ def main():
         out = options.out or runs[0].path.parent / "report.html"
         try:
             write(out, page)
-            print(plain(out))
+            print(one_line(out))
         except OSError as error:
             code, text = EXIT_RESOURCES, f"cannot write {out}: {error.strerror}"
     if code:
-        print(plain(f"report.py: {text}"), file=sys.stderr)
+        print(one_line(f"report.py: {text}"), file=sys.stderr)
     return code
 
 

@@ -8,10 +8,9 @@ Nothing in a log is trusted: numbers that are too large to compute with count as
 
 import itertools
 import json
-import re
 from pathlib import Path
 
-from regular_files import open_regular
+from regular_files import open_regular, plain
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 LEGEND = 60  # columns of the flags in it
@@ -24,10 +23,6 @@ AXES = {"steps": "step", "tokens": "tokens", "time": "training time", "joules": 
 PANELS = ("memory", "traffic")
 SERIES = ("grad_norm", "lr", "tokens_per_s")  # of steps, besides the loss
 LARGEST = 1e100  # squares and sums of such numbers are finite, too
-# controls but for newline and tab, marks that turn the direction of a text, halves of characters
-UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 class BadLog(Exception):
@@ -41,17 +36,6 @@ def is_number(value):
 
 def is_count(value):
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def plain(text):
-    """A text that drives no terminal and no page: what would is shown as its number."""
-
-    def number(found):
-        code = ord(found[0])
-        code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0  # a byte that is no UTF-8
-        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-    return UNSEEN.sub(number, str(text))
 
 
 def inner(value, *keys):

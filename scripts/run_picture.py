@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import plot
+from regular_files import one_line
 
 ROWS = 37  # of the terminal
 COLORS = 48  # of the picture, which is small then
@@ -69,7 +70,8 @@ def main():
         print(f"run_picture.py: {error}: scripts/setup.sh python", file=sys.stderr)
         return plot.EXIT_RESOURCES
     except (OSError, IndexError, ValueError, plot.BadLog) as error:
-        print(f"run_picture.py: {options.folder}: not of `make run`: {error}", file=sys.stderr)
+        text = f"run_picture.py: {options.folder}: not of `make run`: {error}"
+        print(one_line(text), file=sys.stderr)
         return plot.EXIT_INPUT
     return 0
 

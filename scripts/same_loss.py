@@ -49,6 +49,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
 from loss_logs import read_curve
+from regular_files import one_line
 from run_log import EXIT_INPUT, EXIT_RESOURCES, BadLog, events, inner, plain
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -716,12 +717,12 @@ def places(curve, kind, by_tokens):
 
 def means_at(losses, steps):
     """The means of the losses since the step before, where each step is there."""
-    found, before = {}, None
+    found, before = {}, 0
     for step in sorted(steps):
-        before = 0 if before is None else before
-        between = [losses.get(at) for at in range(before + 1, step + 1)]
-        if between and None not in between:
-            found[step] = sum(between) / len(between)
+        if 0 < step - before <= len(losses):  # else some are missing
+            between = [losses.get(at) for at in range(before + 1, step + 1)]
+            if None not in between:
+                found[step] = sum(between) / len(between)
         before = step
     return found
 
@@ -810,10 +811,6 @@ def compare_curves(a, b, options):
         what = "tokens" if options.tokens else "step"
         raise BadLog(f"{a.path} and {b.path} have no {what} in common")
     return train or val, same and same_val and not lost
-
-
-def one_line(text):
-    return " ".join(plain(text).split("\n"))
 
 
 def draw(pyplot, a, found, options, out):

@@ -46,7 +46,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import run_log
-from regular_files import read_regular
+from regular_files import one_line, plain, read_regular
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
 SCRIPTS = Path(__file__).resolve().parent
@@ -157,11 +157,13 @@ class Run:
         ]
 
     def recorded(self):
-        return (
-            json.loads(read_regular(self.record))
-            if self.record.exists()
-            else {"state": "new", "chosen": self.chosen, "message": ""}
-        )
+        if not self.record.exists():
+            return {"state": "new", "chosen": self.chosen, "message": ""}
+        try:
+            found = json.loads(read_regular(self.record))
+            return {"chosen": found["chosen"], **{k: str(found[k]) for k in ("state", "message")}}
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise BadGrid(f"{self.record}: damaged: remove it") from error
 
     def write_record(self, state, message=""):
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -267,7 +269,7 @@ class Sweep:
             run.finish(code, output.read())
         self.slots.put(slot)
         state = run.recorded()
-        print(f"{state['state']:8} {run.name}  {state['message']}", flush=True)
+        print(one_line(f"{state['state']:8} {run.name}  {state['message']}"), flush=True)
 
     def run_all(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -356,6 +358,7 @@ def report(runs, grid, into):
         text += "\n" + over_seeds(
             runs, rows, [name for name, values in grid.items() if len(values) > 1]
         )
+    text = plain(text)
     print("\n" + text, end="")
     (into / "table.txt").write_text(text)
     with open(into / "table.tsv", "w", newline="") as file:
@@ -409,10 +412,10 @@ def main():
         grid = read_grid(options.grid)
         runs = make_runs(grid, options.into)
     except BadGrid as error:
-        print(f"sweep: {error}", file=sys.stderr)
+        print(one_line(f"sweep: {error}"), file=sys.stderr)
         return EXIT_INPUT
     except (OSError, UnicodeDecodeError) as error:
-        print(f"sweep: cannot read {options.grid}: {error}", file=sys.stderr)
+        print(one_line(f"sweep: cannot read {options.grid}: {error}"), file=sys.stderr)
         return EXIT_INPUT
     if options.dry_run:
         for run in runs:
@@ -424,7 +427,7 @@ def main():
         sweep.run_all()
         return exit_status(report(runs, grid, options.into), sweep.stops)
     except OSError as error:
-        print(f"sweep: cannot write into {options.into}: {error}", file=sys.stderr)
+        print(one_line(f"sweep: cannot write into {options.into}: {error}"), file=sys.stderr)
         return EXIT_RESOURCES
 
 

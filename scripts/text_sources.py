@@ -28,10 +28,12 @@ from typing import NamedTuple
 
 from data_files import EXIT_INPUT, Failure
 from regular_files import open_regular
-from text_tokenizers import END_OF_TEXT, need_package
+from text_tokenizers import need_package
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
 RECORD_MOST = 1 << 28  # bytes of a record
+PIECE_MOST = 1 << 22  # characters of a text that wait for a place where it can be cut
+WINDOW_MOST = 1 << 31  # bytes that a .zst file may look back: zstd --long=31
 ROWS = 64  # of a table at a time
 CONTEXT = 256  # characters before a piece of a text, which a tokenizer sees with it
 MARK, WIDE_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -48,9 +50,11 @@ DATASET_FACTS = ("dataset_info.json", "state.json", "dataset_dict.json")
 # Endings of files that hold text, but not as it is: trained on as they are, they would teach their
 # own syntax.
 UNREAD = frozenset(
-    ".feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc .tgz .bz2 .tbz2 .xz .txz .lzma "
-    ".zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split()
+    ".feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc .bz2 .xz .lzma .zstd .lz4 .br .z"
+    "".split()
 )
+# Endings of files that hold other files, whatever those are.
+ARCHIVES = frozenset(".tar .tgz .tbz .tbz2 .txz .tlz .tzst .zip .7z .rar .cpio .jar .whl".split())
 
 
 def open_input(path):
@@ -75,6 +79,13 @@ def kind_of(path):
 
 def is_compressed(path):
     return Path(path).suffix.lower() in COMPRESSED
+
+
+def is_archive(path):
+    """Also where it is compressed: .tar.gz, .tar.bz2."""
+    *_, before, last = ["", "", *Path(path).suffixes]
+    packed = last.lower() in UNREAD or last.lower() in COMPRESSED
+    return last.lower() in ARCHIVES or (packed and before.lower() in ARCHIVES)
 
 
 def is_hidden(path, folder):
@@ -107,14 +118,21 @@ class ZstdReader(io.RawIOBase):
                     raise EOFError("it ends inside of a frame")
                 return 0
             if not self.frame or self.frame.eof:
-                self.frame = self.package.ZstdDecompressor().decompressobj()
+                decompressor = self.package.ZstdDecompressor(max_window_size=WINDOW_MOST)
+                self.frame = decompressor.decompressobj()
             try:
                 self.held = self.frame.decompress(data)
             except self.package.ZstdError as error:
-                raise zlib.error(str(error)) from error
+                raise zlib.error(self.reason(str(error))) from error
         count = min(len(buffer), len(self.held))
         buffer[:count], self.held = self.held[:count], self.held[count:]
         return count
+
+    @staticmethod
+    def reason(said):
+        if "too much memory" not in said:
+            return said
+        return f"its window is larger than {WINDOW_MOST} bytes: compress it with zstd --long=31"
 
 
 @contextlib.contextmanager
@@ -154,8 +172,8 @@ def add_lost(lost, more):
 @dataclass
 class Document:
     path: Path
-    begin: int  # the range of bytes in the file; of a compressed one all
-    end: int
+    begin: int  # the range of bytes in the file, of a compressed one in what it holds
+    end: int | None  # None: not known before it was read
     size: int = 0  # bytes of the text as it will be tokenized
     digest: str = ""  # of the same
     unread: str = ""  # why it is not taken for text
@@ -173,22 +191,22 @@ class Document:
     def pieces(self, whole=False, lost=None):
         """Yields the text piece by piece, or `whole` for a tokenizer that must see it so. `lost`
         gets {why: bytes that are not in the text as they are in the file}."""
-        decoder, held = codecs.getincrementaldecoder("utf-8")("surrogateescape"), ""
-        lost = {} if lost is None else lost
-        for i, (block, last) in enumerate(self.blocks()):
-            if not i and not self.begin:
-                self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)" * is_wide(block)
-                if block.startswith(MARK):
-                    lost[NO_MARK] = len(MARK)
-                block = block.removeprefix(MARK)
-            text = held + decoder.decode(block, final=last)
-            if whole and len(text) > RECORD_MOST:
-                raise Failure(
-                    EXIT_INPUT,
-                    f"{self.source}: longer than {RECORD_MOST} characters, and this tokenizer has"
-                    " tokens across words: it cannot be tokenized in pieces",
-                )
-            cut = len(text) if last else 0 if whole else last_word(text)
+        lost, held, parts, size = {} if lost is None else lost, "", [], 0
+        for text, last in self.texts(lost):
+            if whole:
+                parts.append(text)
+                size += len(text)
+                if size > RECORD_MOST:
+                    raise Failure(
+                        EXIT_INPUT,
+                        f"{self.source}: longer than {RECORD_MOST} characters, and this tokenizer"
+                        " has tokens across words: it cannot be tokenized in pieces",
+                    )
+                if not last:
+                    continue
+                text = "".join(parts)
+            begin, text = len(held), held + text
+            cut = len(text) if last else last_word(text, begin)
             held = text[cut:]
             if cut:
                 text, bad = readable(text[:cut])
@@ -196,24 +214,50 @@ class Document:
                     lost[NO_UTF8] = lost.get(NO_UTF8, 0) + bad
                 yield text
 
+    def texts(self, lost):
+        """(text, whether it is the last one) of each block; bytes that are no UTF-8 are surrogates
+        in it."""
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        for i, (block, last) in enumerate(self.blocks()):
+            if not i and not self.begin:
+                self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)" * is_wide(block)
+                if block.startswith(MARK):
+                    lost[NO_MARK] = len(MARK)
+                block = block.removeprefix(MARK)
+            yield decoder.decode(block, final=last), last
+
     def blocks(self):
         """(bytes, whether they are the last ones)."""
-        whole = is_compressed(self.path)
-        left = sys.maxsize if whole else self.end - self.begin
+        left, at = sys.maxsize if self.end is None else self.end - self.begin, self.begin
         with plain_bytes(self.path) as (file, _), named_failures(lambda: self.path):
-            if not whole:
-                file.seek(self.begin)
+            skip(file, self.begin)
             block = file.read(min(left, BLOCK))
             while left:
-                left -= len(block)
-                if not block and not whole:
+                left, at = left - len(block), at + len(block)
+                if not block and self.end is not None:
                     raise Failure(EXIT_INPUT, f"{self.path}: became shorter while it was read")
                 following = file.read(min(left, BLOCK)) if left else b""
-                last = not left or (whole and not following)
+                last = not left or (self.end is None and not following)
+                self.end = at if last else self.end
                 yield block, last
                 if last:
                     return
                 block = following
+
+    def before(self, place, size):
+        """`size` bytes of the file before a place."""
+        with plain_bytes(self.path) as (file, _), named_failures(lambda: self.path):
+            skip(file, place - size)
+            return file.read(size)
+
+
+def skip(file, count):
+    """Goes to a place in a file from its begin; a compressed one must be read up to there."""
+    if file.seekable():
+        file.seek(count)
+        return
+    while count and (data := file.read(min(count, BLOCK))):
+        count -= len(data)
 
 
 def is_wide(block):
@@ -231,18 +275,30 @@ def readable(text):
         return data.decode("utf-8", "replace"), len(re.findall("[\udc80-\udcff]", text))
 
 
-def last_word(text):
+# Where a text can be cut.
+WORD = re.compile(r".*\S(?= [^\W\d_])", re.DOTALL)
+SPACE = re.compile(r".*(?=[ \n]\S)", re.DOTALL)
+SIGNS = r"[!-&(-/:-@[-^`{-~\u3001\u3002\uff01-\uff0f\uff1a\uff1b\uff1f]"
+SIGN = re.compile(rf".*[^\W\d_](?={SIGNS})", re.DOTALL)
+LETTER = re.compile(r".+(?=\w)", re.DOTALL)
+
+
+def last_word(text, begin=0):
     """Where a text can be cut: before the last space between a word and a letter, where every
-    tokenizer begins a token. In a long text without one it is before any white space and a
-    character, where GPT-2's does."""
-    border = re.match(r".*[^\s](?= [^\W\d_])", text, re.DOTALL)
-    if not border and len(text) > 16 * BLOCK:
-        border = re.match(r".*(?=[ \n]\S)", text, re.DOTALL)
-    return border.end() if border else 0
+    tokenizer begins a token; 0: nowhere. What is before `begin` was searched before. In a long text
+    without one it is before any white space and a character, where GPT-2's does. A text without
+    white space is cut between a letter and a sign, where almost all do, else at a letter."""
+    border = WORD.match(text, max(0, begin - 2))
+    if not border and len(text) > min(16 * BLOCK, PIECE_MOST):
+        border = SPACE.match(text)
+    if not border and len(text) > PIECE_MOST:
+        border = SIGN.match(text) or LETTER.match(text)
+    return border.end() if border else len(text) if len(text) > PIECE_MOST else 0
 
 
 def measured(document):
-    """Fills in size, digest, what is lost and whether it is no text (has a NUL byte)."""
+    """Fills in size, digest, what is lost and whether it is no text (has a NUL byte); the end, too,
+    where it is not known."""
     digest, lost = hashlib.sha256(), {}
     for text in document.pieces(lost=lost):
         if "\0" in text:
@@ -252,6 +308,11 @@ def measured(document):
         digest.update(data)
     document.digest, document.lost = digest.hexdigest(), sum(lost.values())
     return document
+
+
+def document_of(path):
+    """A plain text file as one document."""
+    return measured(Document(path, 0, None if is_compressed(path) else file_size(path)))
 
 
 def last_border(text):
@@ -329,7 +390,7 @@ class LateDocument(Documents):
         self.path, self.bytes, self.choose = path, file_size(path), choose
 
     def blocks(self):
-        document = measured(Document(self.path, 0, self.bytes))
+        document = document_of(self.path)
         if document.unread:
             raise Failure(EXIT_INPUT, f"{self.path}: no text, but {document.unread}")
         self.sides = {self.choose(document.digest): [document]}
@@ -349,15 +410,16 @@ class Records:
         return plain_bytes(self.path)
 
     def blocks(self):
-        held, first, lost, begins = b"", 1, {}, True
+        held, first, lost, begins = bytearray(), 1, {}, True
         with self.opened() as (file, read), named_failures(lambda: f"{self.path}: record {first}"):
             while data := file.read(BLOCK):
                 if begins and data.startswith(MARK):
                     data = data[len(MARK) :]
                     lost = {str(self.path): {NO_MARK: len(MARK)}} if self.kind != "json" else {}
                 begins = False
+                searched = max(0, len(held) - len(self.separator) + 1)
                 held += data
-                cut = held.rfind(self.separator) + len(self.separator)
+                cut = held.rfind(self.separator, searched) + len(self.separator)
                 if cut < len(self.separator):
                     if len(held) > RECORD_MOST:
                         raise Failure(
@@ -365,12 +427,13 @@ class Records:
                             f"{self.path}: record {first}: longer than {RECORD_MOST} bytes",
                         )
                     continue
-                yield Block(self.kind, held[:cut], str(self.path), first, read(), lost=lost)
+                block = bytes(held[:cut])
+                yield Block(self.kind, block, str(self.path), first, read(), lost=lost)
                 lost = {}
-                first += held.count(self.separator, 0, cut)
-                held = held[cut:]
+                first += block.count(self.separator)
+                del held[:cut]
             if held:
-                yield Block(self.kind, held, str(self.path), first, read(), lost=lost)
+                yield Block(self.kind, bytes(held), str(self.path), first, read(), lost=lost)
 
 
 class Table:
@@ -400,7 +463,7 @@ class Table:
         pyarrow, held, size, first, count = importlib.import_module("pyarrow"), [], 0, 1, 0
         try:
             schema, batches, rows = self.batches(pyarrow)
-            self.check(schema, pyarrow.types)
+            self.check(schema)
             for batch in batches():
                 column = batch.column(self.key)
                 for at in range(0, len(column), ROWS):
@@ -420,7 +483,7 @@ class Table:
         if held:
             yield Block("texts", held, str(self.path), first, self.bytes)
 
-    def check(self, schema, types):
+    def check(self, schema):
         index = schema.get_field_index(self.key)
         if index < 0:
             columns = ", ".join(schema.names[:20])
@@ -429,8 +492,20 @@ class Table:
                 f"{self.path}: no column {self.key!r}: --text-key names one of {columns}",
             )
         kind = schema.field(index).type
-        if not any(is_text(kind) for is_text in (types.is_string, types.is_large_string)):
+        if not TEXT_KIND.fullmatch(str(stored_kind(kind))):
             raise Failure(EXIT_INPUT, f"{self.path}: column {self.key!r} is {kind}, not text")
+
+
+# Arrow's names of the kinds of texts, and of bytes, which must be UTF-8.
+TEXT_KIND = re.compile(r"(large_)?(string|binary)|(string|binary)_view|fixed_size_binary\[\d+\]")
+
+
+def stored_kind(kind):
+    """The kind of what is stored: of an extension, in a dictionary, or once for a run of rows."""
+    if hasattr(kind, "storage_type"):
+        return stored_kind(kind.storage_type)
+    repeats = hasattr(kind, "index_type") or hasattr(kind, "run_end_type")
+    return stored_kind(kind.value_type) if repeats else kind
 
 
 def blocks_of(sources, place):
@@ -454,7 +529,7 @@ class Rules:
     """How records are read, and on which side their documents are."""
 
     key: str
-    split: bool  # at a written end of text
+    split: str  # the written end of text at which they are cut; empty: none
     skip: bool  # records that cannot be read
     fraction: float | None  # of documents held out; None: their sides are chosen later
 
@@ -491,12 +566,19 @@ def plain_text(line, rules):
         raise Bad("no UTF-8") from error
 
 
+def column_text(value, rules):
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise Bad("no UTF-8") from error
+
+
 # kind of a block: (how its data are cut into records, how a record becomes text)
 READERS = {
-    "json": (lambda data: data.split(b"\n"), json_text),
-    "lines": (lambda data: data.split(b"\n"), plain_text),
-    "parts": (lambda data: data.split(END_OF_TEXT.encode()), plain_text),
-    "texts": (lambda data: data, lambda text, rules: text),
+    "json": (lambda data, rules: data.split(b"\n"), json_text),
+    "lines": (lambda data, rules: data.split(b"\n"), plain_text),
+    "parts": (lambda data, rules: data.split(rules.split.encode()), plain_text),
+    "texts": (lambda data, rules: data, column_text),
 }
 
 
@@ -504,9 +586,9 @@ def documents_of(block, rules, forbidden, bad):
     """The documents of a block of records. Reasons why one cannot be read go to bad(), with its
     bytes; it raises Failure or does not."""
     cut, read = READERS[block.kind]
-    records = cut(block.data)
+    records = cut(block.data, rules)
     for number, record in enumerate(records, block.first):
-        if isinstance(record, bytes) and not record.strip():
+        if block.kind != "texts" and not record.strip():
             continue  # an empty line, or what is behind the last separator
         try:
             text = read(record, rules)
@@ -518,7 +600,7 @@ def documents_of(block, rules, forbidden, bad):
             data = record if isinstance(record, bytes) else str(record).encode(errors="replace")
             bad(f"{block.path}: record {number}: {reason}", len(data))
             continue
-        for part in text.split(END_OF_TEXT) if rules.split else [text]:
+        for part in text.split(rules.split) if rules.split else [text]:
             part = part.strip("\n") if rules.split else part
             if part:
                 yield part
@@ -538,29 +620,29 @@ def source_of(path, rules, per_line):
     if per_line:
         return Records(path, "lines")
     if rules.split:
-        return Records(path, "parts", END_OF_TEXT.encode())
+        return Records(path, "parts", rules.split.encode())
     return LateDocument(path, rules.side)
 
 
 def has_records(path):
-    return kind_of(path) in TABLES + JSON_LINES or is_compressed(path)
+    return kind_of(path) in TABLES + JSON_LINES
 
 
 class Rejoined:
     """A stream whose begin has been read."""
 
     def __init__(self, begin, file):
-        self.begin, self.file = begin, file
+        self.begin, self.file = io.BytesIO(begin), file
 
     def read(self, size):
-        data, self.begin = self.begin[:size], self.begin[size:]
+        data = self.begin.read(size)
         return data + self.file.read(size - len(data)) if len(data) < size else data
 
 
 def standard_input(rules, per_line, spool):
     """A source of JSON lines if its first sign is {, behind white space and a byte order mark; else
     the file `spool`, with the text, or a source that cuts it into documents."""
-    file, begin, sign = sys.stdin.buffer, b"", b""
+    file, begin, sign = sys.stdin.buffer, bytearray(), b""
     while not sign and len(begin) < RECORD_MOST and (data := file.read(BLOCK)):
         begin += data
         sign = data.lstrip(MARK + b" \t\r\n")[:1]
@@ -570,7 +652,7 @@ def standard_input(rules, per_line, spool):
     if per_line:
         return Records("standard input", "lines", file=file)
     if rules.split:
-        return Records("standard input", "parts", END_OF_TEXT.encode(), file)
+        return Records("standard input", "parts", rules.split.encode(), file)
     with open(spool, "wb") as copy:
         while data := file.read(BLOCK):
             copy.write(data)

@@ -6,12 +6,14 @@ of its bytes do not come back; `labels` is what a shard's header says of them: h
 the first; `json` is the tokenizer.json that goes beside the shards, if there is one.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import json
 import os
 import re
 import struct
+import sys
 from pathlib import Path
 
 from data_files import (
@@ -26,7 +28,8 @@ from data_files import (
 from regular_files import read_regular
 
 END_OF_TEXT = "<|endoftext|>"
-# What ends a text in a tokenizer.json: the first of these that is among its added tokens.
+# What ends a text in a tokenizer.json where nothing says it: the first of these that is among its
+# added tokens.
 ENDS_OF_TEXT = (
     END_OF_TEXT,
     "<|end_of_text|>",
@@ -79,6 +82,10 @@ class TextTokenizer:
 
     def end_packed(self):
         return self.pack([self.end_of_text])
+
+    def guarded(self):
+        """In it a failure of the tokenizer is a Failure."""
+        return contextlib.nullcontext()
 
 
 class ByteTokenizer(TextTokenizer):
@@ -175,11 +182,49 @@ def literal_bytes(token):
     return (token.removeprefix("##").replace("\u2581", " ") or token).encode("utf-8", "replace")
 
 
-def json_vocabulary(path, data):
+def named_end(path):
+    """What tokenizer_config.json beside a tokenizer.json calls its eos_token; None: nothing."""
+    path = Path(path)
+    beside = path.with_name("tokenizer_config.json")
+    if path.name != "tokenizer.json" or not beside.exists():
+        return None
+    try:
+        found = json.loads(read_regular(beside))["eos_token"]
+        found = found["content"] if isinstance(found, dict) else found
+    except KeyError:
+        return None
+    except OSError as error:
+        raise Failure(EXIT_INPUT, f"{beside}: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Failure(EXIT_INPUT, f"{beside}: no JSON object: {error}") from error
+    if not isinstance(found, (str, type(None))):
+        raise Failure(EXIT_INPUT, f"{beside}: its eos_token is no text")
+    return found or None
+
+
+def end_token(path, given, added, names):
+    """The token that ends texts: `given` (--end-of-text), or what named_end() says, among the added
+    tokens, else in the vocabulary; else the first of ENDS_OF_TEXT among the added ones."""
+    named = given or named_end(path)
+    wanted = [named] if named else ENDS_OF_TEXT
+    found = next((i for name in wanted for i, text in added.items() if text == name), None)
+    found = names.get(named) if found is None else found
+    if found is None:
+        why = f"none of its added tokens ends texts: {' '.join(ENDS_OF_TEXT)}"
+        if named:
+            who = "--end-of-text" if given else "eos_token of tokenizer_config.json beside it"
+            why = f"it has no token {named!r:.80}, which {who} names"
+        hint = "" if given else ": --end-of-text TOKEN names one"
+        raise Failure(EXIT_INPUT, f"{path}: {why}{hint}")
+    return found
+
+
+def json_vocabulary(path, data, end=None):
     """The bytes of each token of a tokenizer.json, and the token that ends texts. An id without a
     token has the text [ID]. The program reads such files by the same rules."""
     added = {token["id"]: token["content"] for token in data.get("added_tokens") or []}
     pairs = data["model"]["vocab"]  # of a unigram model a list
+    names = pairs if isinstance(pairs, dict) else {p[0]: i for i, p in enumerate(pairs)}
     pairs = pairs.items() if isinstance(pairs, dict) else ((p[0], i) for i, p in enumerate(pairs))
     alphabet = byte_of_character()
     byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
@@ -192,18 +237,15 @@ def json_vocabulary(path, data):
         else:
             texts[i] = literal_bytes(token)
     texts |= {i: content.encode("utf-8", "replace") for i, content in added.items()}
-    end = next((i for name in ENDS_OF_TEXT for i, text in added.items() if text == name), None)
-    if end is None:
-        raise Failure(
-            EXIT_INPUT, f"{path}: none of its added tokens ends texts: {' '.join(ENDS_OF_TEXT)}"
-        )
+    end = end_token(path, end, added, names)
     if not all(isinstance(i, int) and 0 <= i < VOCABULARY_MOST for i in texts):
         raise Failure(EXIT_INPUT, f"{path}: ids of tokens are 0 to {VOCABULARY_MOST - 1}")
     vocabulary = [texts.get(i, b"[%d]" % i) for i in range(max(texts) + 1)]
     for i, text in enumerate(vocabulary):
         if not 1 <= len(text) <= TOKEN_BYTES_MOST:
             raise Failure(
-                EXIT_INPUT, f"{path}: token {i} has {len(text)} bytes: 1 to 255 can be written"
+                EXIT_INPUT,
+                f"{path}: token {i} has {len(text)} bytes: 1 to {TOKEN_BYTES_MOST} can be written",
             )
     return vocabulary, end
 
@@ -247,24 +289,26 @@ class JsonTokenizer(TextTokenizer):
     """Any tokenizer.json, by the PyPI package tokenizers. What a text spells is text: a special
     token in it is none."""
 
-    def __init__(self, path, text=None):
+    def __init__(self, path, text=None, end=None):
         need_package("a tokenizer.json", "tokenizers")
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are parallel
         import tokenizers
 
+        self.path = path
         try:
             self.json = read_regular(path) if text is None else text
+        except OSError as error:
+            raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        with self.guarded():
             self.model = tokenizers.Tokenizer.from_str(self.json.decode())
             self.model.encode_special_tokens = True
             self.model.no_truncation()
             self.model.no_padding()
-            self.vocabulary, self.end_of_text = json_vocabulary(path, json.loads(self.json))
-        except OSError as error:
-            raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
-        except Failure:
-            raise
-        except Exception as error:  # tokenizers raises Exception itself, the rest what it likes
-            raise Failure(EXIT_INPUT, f"{path}: no tokenizer.json: {error}") from error
+            self.vocabulary, self.end_of_text = json_vocabulary(path, json.loads(self.json), end)
+            self.look()
+
+    def look(self):
+        """What its tokens are like."""
         self.width = token_width(self.vocabulary)
         # A token may reach over the borders that last_word() finds.
         self.whole = any(re.search(rb"[^ \t-\r] ", text) for text in self.vocabulary)
@@ -272,6 +316,25 @@ class JsonTokenizer(TextTokenizer):
         tokens = self.ids("a b")
         self.is_joined = self.model.decode(tokens, skip_special_tokens=False).strip() != "a b"
         self.is_joined &= self.without_space(self.joined(tokens)) == "a b"
+
+    @contextlib.contextmanager
+    def guarded(self):
+        """What the package raises is of any kind, also none of Exception, after some lines of its
+        own on standard error, which nobody is to see."""
+        sys.stderr.flush()
+        kept = os.dup(2)
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+            yield
+        except (Failure, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:
+            said = str(error)[:200]
+            raise Failure(EXIT_INPUT, f"{self.path}: no tokenizer.json: {said}") from error
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
     def ids(self, text):
         return self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -311,7 +374,7 @@ class JsonTokenizer(TextTokenizer):
         return 0 if decoded == text else bytes_changed(text, decoded)
 
 
-def trained_tokenizer(texts, size):
+def trained_tokenizer(texts, size, end):
     """A byte-level BPE of `size` tokens, of these texts. Returns its tokenizer.json."""
     need_package("--train-tokenizer", "tokenizers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -321,7 +384,7 @@ def trained_tokenizer(texts, size):
     model.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[end],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -16,6 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from regular_files import one_line
 from run_log import EXIT_INPUT, EXIT_RESOURCES, events, inner, is_number, load, names
 
 GROUPS = {"step": "train", "val": "val", "hellaswag": "hellaswag"}  # of events with values
@@ -75,7 +76,7 @@ def main():
     except ValueError as error:
         code, text = EXIT_INPUT, error
     if code:
-        print(f"{parser.prog}: {text}", file=sys.stderr)
+        print(one_line(f"{parser.prog}: {text}"), file=sys.stderr)
     return code
 
 

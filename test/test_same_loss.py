@@ -537,6 +537,13 @@ class Hostile(LogCase):
         for path in cases:
             check(path)
 
+    def test_far_steps(self):
+        """A mean of so many steps is none; it is not looked for step by step."""
+        state = {"log_history": [{"step": 1, "loss": 2.0}, {"step": 2**53, "loss": 1.0}]}
+        a, b = self.write("a.json", json.dumps(state)), self.write("b.log", llm_c())
+        done = self.run_here(a, b)
+        self.assertIn(done.returncode, (EXIT_DONE, 1), done)
+
     def test_names(self):
         """Control characters of names do not reach the terminal."""
         a = self.write("a\x1b[31m.log", llm_c())

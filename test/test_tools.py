@@ -670,6 +670,16 @@ class Sweep(InFolder):
         self.assertIn("folder's name", self.sweep("--lr 1 " + "2" * 250, code=2))
         self.assertEqual(self.calls(), [])
 
+    def test_damaged_record(self):
+        """Named in one line; what a run said drives no terminal."""
+        self.sweep("--lr 1\n--seed 1\n")
+        (record,) = (path for path in self.folder.rglob("*.json") if "chosen" in path.read_text())
+        for text in ("", "[]", "{}", '{"chosen": 1}', "[" * 9999):
+            record.write_text(text)
+            said = self.sweep("--lr 1\n--seed 1\n", code=2)
+            self.assertIn(f"{record}: damaged", said)
+            self.assertEqual(said.count("\n"), 1, said)
+
     def test_other_flags_in_the_same_folder(self):
         self.sweep("--lr 1 2\n--seed 1\n")
         self.assertIn("other flags", self.sweep("--lr 1 2\n--seed 2\n", code=2))

@@ -1,9 +1,9 @@
 // tokenizer.h: the text of each token, from llm.c's tokenizer files or a tokenizer.json (decoding
 // only), and one tokenizer for all data of a run.
 //
-//   file    little-endian, with a header of 256 int32: magic 20240328, version 1 or 2, vocabulary,
-//           end-of-text token (version 2); then for each token one length byte (1-255) and that
-//           many bytes
+//   file    little-endian, with a header of 256 int32: magic 20240328, version 1 to 3, vocabulary,
+//           end-of-text token (not in version 1); then for each token one length byte (1-255) and
+//           that many bytes. In version 3 a zero stands before a length of two bytes (256-65535)
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 
@@ -17,7 +17,8 @@ enum {
     BYTE_TOKENS = 256,
     FEW_TOKENS = 1000, // fewer tokens than this say nothing about their tokenizer
     // limit to which a model's vocabulary may be padded, however small the tokenizer's is
-    PADDED_VOCAB_LEAST = 1024
+    PADDED_VOCAB_LEAST = 1024,
+    TOKENIZER_LONG = 3 // version of a file with a token of TOKEN_LONG bytes or more
 };
 
 typedef struct {
@@ -28,12 +29,12 @@ typedef struct {
     bool from_json;  // that file is a tokenizer.json
     TokenizerId id;  // of a tokenizer file
     char *path;      // of that file; NULL without one
-    uint32_t *begin; // [vocab] index in text of each token's length byte; its bytes follow
+    uint32_t *begin; // [vocab] index in text of each token's length; its bytes follow
     unsigned char *text;
 } Tokenizer;
 
 // Hash of a tokenizer: FNV-1a of the vocabulary and the end-of-text token as int32, then of all
-// tokens as in the file (length byte and bytes). prepare_data.py writes the same hash into shard
+// tokens as in the file (length and bytes). prepare_data.py writes the same hash into shard
 // headers.
 #define FNV1A_BEGIN UINT64_C(0xcbf29ce484222325)
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
@@ -56,8 +57,8 @@ static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
 static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
     int32_t header[4];
     memcpy(header, map, sizeof header);
-    data_check_header(path, header, "a tokenizer", TOKENIZER_MAGIC, "tokenizer version 1 or 2", 2,
-                      TOKENIZER_HINT);
+    data_check_header(path, header, "a tokenizer", TOKENIZER_MAGIC, "tokenizer version 1 to 3",
+                      TOKENIZER_LONG, TOKENIZER_HINT);
     t->vocab = header[2];
     t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
     if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
@@ -71,18 +72,31 @@ static inline void tokenizer_header(Tokenizer *t, const char *path, const void *
     }
 }
 
+// Returns where the bytes of a token begin whose length is at `text`, and sets their number.
+static inline const unsigned char *token_bytes(const unsigned char *text, int *length) {
+    *length = text[0] ? text[0] : text[1] | text[2] << 8;
+    return text + (text[0] ? 1 : 3);
+}
 // Finds where each token begins in text[size]. Checks every length against the bytes that are left.
-static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
+// most: bytes of a token.
+static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size, int most) {
     t->begin = new_array(uint32_t, t->vocab, "the tokenizer");
     size_t at = 0;
     for (int32_t id = 0; id < t->vocab; id++) {
-        if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
+        const unsigned char *text = t->text + at;
+        const size_t left = size - at;
+        const bool wide = left && !*text && most >= TOKEN_LONG, ends = left < (wide ? 3 : 1);
+        int length = 0;
+        const size_t head =
+            ends || (!*text && !wide) ? 1 : (size_t)(token_bytes(text, &length) - text);
+        const bool none = !ends && length < (wide ? TOKEN_LONG : 1);
+        if (ends || none || (size_t)length > left - head) {
             die(EXIT_INPUT, TOKENIZER_HINT,
-                "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, id, t->vocab,
-                at < size && t->text[at] == 0 ? "none" : "the end of the file");
+                "%s: expected 1 to %d bytes for token %d of %d, found %s", path, most, id, t->vocab,
+                none ? "none" : "the end of the file");
         }
         t->begin[id] = (uint32_t)at;
-        at += 1 + (size_t)t->text[at];
+        at += head + (size_t)length;
     }
     if (at != size) {
         die(EXIT_INPUT, TOKENIZER_HINT,
@@ -103,7 +117,7 @@ static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
         t.text[2 * i] = 1;
         t.text[2 * i + 1] = (unsigned char)i;
     }
-    tokenizer_index(&t, "", 2 * (size_t)t.vocab);
+    tokenizer_index(&t, "", 2 * (size_t)t.vocab, TOKEN_LONG - 1);
     return t;
 }
 
@@ -122,52 +136,88 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
     return access(path, R_OK) ? NULL : path;
 }
 
+// Returns how many bytes a token of a tokenizer file has at most, by its header.
+static inline int tokenizer_most(const void *map) {
+    int32_t version;
+    memcpy(&version, (const char *)map + sizeof version, sizeof version);
+    return version < TOKENIZER_LONG ? TOKEN_LONG - 1 : TOKEN_BYTES_MAX;
+}
 // Reads the header of a mapped tokenizer file. Returns a copy of the tokens behind it, and sets
 // their size.
 static inline unsigned char *tokenizer_copy(Tokenizer *t, const char *path, const void *map,
                                             size_t bytes, size_t *size) {
     tokenizer_header(t, path, map);
     // one byte more than possible, so that tokenizer_index() detects a file that is too long
-    const size_t most = 256 * (size_t)t->vocab + 1;
+    const size_t most =
+        (tokenizer_most(map) < TOKEN_LONG ? TOKEN_LONG : 3 + TOKEN_BYTES_MAX) * (size_t)t->vocab +
+        1;
     *size = bytes - DATA_HEADER_BYTES < most ? bytes - DATA_HEADER_BYTES : most;
+    if (*size > (size_t)UINT32_MAX + 2) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer of at most 4 GiB", path);
+    }
     unsigned char *text = new_array(unsigned char, *size, "the tokenizer");
     memcpy(text, (const char *)map + DATA_HEADER_BYTES, *size);
     return text;
 }
 
 // Reads a tokenizer.json. Returns its tokens as in a tokenizer file, and sets their size.
-static inline unsigned char *tokenizer_read_json(Tokenizer *t, const char *path, size_t *size) {
+static inline unsigned char *tokenizer_read_json(Tokenizer *t, const char *path, const char *end,
+                                                 size_t *size) {
     TokenizerJson json = tokenizer_json_open(path);
     unsigned char *text = tokenizer_json_text(&json, size);
     t->vocab = json.vocab;
-    t->eot = tokenizer_json_end(&json);
+    t->eot = tokenizer_json_end(&json, end);
     tokenizer_json_close(&json);
     return text;
 }
 
-// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank may call it alone. Ends the
-// program (EXIT_INPUT) if the file is bad.
-static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
-    if (!path) { return tokenizer_of_bytes(vocab); }
+static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length);
+// Ends the program (EXIT_INPUT) unless the end-of-text token is `end`, or that is empty.
+static inline void tokenizer_check_end(const Tokenizer *t, const char *end) {
+    int length;
+    const unsigned char *found = tokenizer_decode(t, t->eot, &length);
+    if (!end || !*end ||
+        (t->from_file && (size_t)length == strlen(end) && !memcmp(found, end, (size_t)length))) {
+        return;
+    }
+    die(EXIT_INPUT, "it names a token of a tokenizer.json, which --tokenizer gives",
+        "--end-of-text %s: expected the token that ends texts in %s, found %.*s", end,
+        t->from_file ? t->path : "the tokenizer", t->from_file ? length : 4,
+        t->from_file && length ? (const char *)found : "none");
+}
+
+// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). end: of --end-of-text, or NULL. Any rank
+// may call it alone. Ends the program (EXIT_INPUT) if the file is bad.
+static inline Tokenizer tokenizer_open_ending(const char *path, int32_t vocab, const char *end) {
     Tokenizer t = {};
+    if (!path) {
+        t = tokenizer_of_bytes(vocab);
+        tokenizer_check_end(&t, end);
+        return t;
+    }
     t.from_file = true;
     t.path = new_array(char, strlen(path) + 1, "the tokenizer");
     strcpy(t.path, path);
     size_t bytes, size;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
     t.from_json = *(const char *)map == '{';
-    t.text = t.from_json ? tokenizer_read_json(&t, path, &size)
+    t.text = t.from_json ? tokenizer_read_json(&t, path, end, &size)
                          : tokenizer_copy(&t, path, map, bytes, &size);
+    const int most = t.from_json ? TOKEN_BYTES_MAX : tokenizer_most(map);
     unmap_file(map);
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
             vocab, t.eot);
     }
-    tokenizer_index(&t, path, size);
+    tokenizer_index(&t, path, size, most);
+    tokenizer_check_end(&t, t.from_json ? NULL : end);
     t.id.vocab = t.vocab;
     t.id.hash = tokenizer_hash(t.vocab, t.eot, t.text, size);
     return t;
+}
+static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
+    return tokenizer_open_ending(path, vocab, NULL);
 }
 
 static inline void tokenizer_close(Tokenizer *t) {
@@ -213,7 +263,7 @@ typedef struct {
 
 #define TOKENIZERS_HINT                                                                            \
     "take training shards, validation shards and tokenizer from one run of "                       \
-    "scripts/prepare_data.py"
+    "scripts/prepare_data.py; --end-of-text must be as there"
 
 // Adds the tokenizer that `flag name` has; id may be unknown.
 static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag,
@@ -255,9 +305,8 @@ static inline void common_tokenizer_check_model(const CommonTokenizer *common, i
 // Returns the bytes of a token (not terminated) and sets their number; NULL and 0 for an unknown
 // token (such as -1).
 static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {
-    bool known = id >= 0 && id < t->vocab;
-    *length = known ? t->text[t->begin[id]] : 0;
-    return known ? t->text + t->begin[id] + 1 : NULL;
+    *length = 0;
+    return id >= 0 && id < t->vocab ? token_bytes(t->text + t->begin[id], length) : NULL;
 }
 
 // Returns how many bytes of text a token has: none for end-of-text and unknown tokens.

@@ -260,24 +260,25 @@ static inline void encode_read_model(Encoder *e, const TokenizerJson *t) {
     free(joined.text);
 }
 
-// Ends the program (EXIT_INPUT) unless a tokenizer.json, of this id, has a tokenizer's tokens.
-static inline void encode_check_same(const Tokenizer *t, const char *path, TokenizerId id) {
+// Ends the program (EXIT_INPUT) unless a tokenizer.json has a tokenizer's tokens. Which of them
+// ends texts is known from the tokenizer.
+static inline void encode_check_same(const Tokenizer *t, const TokenizerJson *json) {
+    size_t size;
+    unsigned char *text = tokenizer_json_text(json, &size);
+    const TokenizerId id = {.vocab = json->vocab,
+                            .hash = tokenizer_hash(json->vocab, t->eot, text, size)};
+    free(text);
     if (tokenizer_same(id, t->id)) { return; }
     die(EXIT_INPUT, ENCODE_HINT,
-        "%s: expected the tokens of %s (" TOKENIZER_ID "), found others (" TOKENIZER_ID ")", path,
-        t->path, TOKENIZER_ID_OF(t->id), TOKENIZER_ID_OF(id));
+        "%s: expected the tokens of %s (" TOKENIZER_ID "), found others (" TOKENIZER_ID ")",
+        json->path, t->path, TOKENIZER_ID_OF(t->id), TOKENIZER_ID_OF(id));
 }
 // Opens the encoder of a tokenizer.json, which has the tokens of `tokenizer`.
 static inline Encoder encode_open_json(const Tokenizer *tokenizer, const char *path) {
     TokenizerJson t = tokenizer_json_open(path);
     const Json *j = &t.json;
     const int model = json_get(j, 0, "model");
-    size_t size;
-    unsigned char *text = tokenizer_json_text(&t, &size);
-    const TokenizerId id = {.vocab = t.vocab,
-                            .hash = tokenizer_hash(t.vocab, tokenizer_json_end(&t), text, size)};
-    free(text);
-    encode_check_same(tokenizer, path, id);
+    encode_check_same(tokenizer, &t);
     Encoder e = encoder_open(tokenizer, json_members(j, json_get(j, 0, "added_tokens")),
                              json_members(j, json_get(j, model, "vocab")),
                              json_members(j, json_get(j, model, "merges")));

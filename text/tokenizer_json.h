@@ -4,11 +4,13 @@
 //   model.vocab    {"token": id}; each character of a token stands for one byte (GPT-2's alphabet)
 //   added_tokens   [{"id": id, "content": "text"}]; they count where both have an id
 //   everything else, as merges and normalizers, serves encoding and is not read
-// An id without a token, below the largest one, has the text [ID].
+// An id without a token, below the largest one, has the text [ID]. Texts end with the token that
+// --end-of-text or eos_token of tokenizer_config.json beside the file names.
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
 
 #include "base/base.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "text/shard_file.h"
 
@@ -16,8 +18,8 @@
     "--tokenizer takes llm.c's gpt2_tokenizer.bin, or a tokenizer.json with byte-level BPE; "      \
     "scripts/prepare_data.py writes both"
 
-enum { TOKEN_BYTES_MAX = 255, ALPHABET_END = 0x144 };
-// What ends a text: the first of these that is among the added tokens.
+enum { TOKEN_BYTES_MAX = 65535, TOKEN_LONG = 256, ALPHABET_END = 0x144 };
+// What ends a text where nothing says it: the first of these that is among the added tokens.
 static const char *const end_of_text_names[] = {
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -119,42 +121,95 @@ static inline int64_t tokenizer_json_bytes(const TokenizerJson *t, unsigned char
     return n;
 }
 
+// Writes the length of a token as in a tokenizer file: in one byte, or from TOKEN_LONG on in two
+// behind a zero. Returns how many bytes that is.
+static inline int token_put_length(int64_t length, unsigned char *out) {
+    const bool few = length < TOKEN_LONG;
+    out[0] = (unsigned char)(few ? length : 0);
+    if (few) { return 1; }
+    out[1] = (unsigned char)(length & 255);
+    out[2] = (unsigned char)(length >> 8);
+    return 3;
+}
 // Writes a token as in a tokenizer file: its length and its bytes. Returns how many bytes that is.
 static inline int tokenizer_json_token(const TokenizerJson *t, int32_t id, unsigned char *out) {
     const int value = t->value[id];
     if (value < 0) {
-        out[0] = (unsigned char)snprintf((char *)out + 1, TOKEN_BYTES_MAX, "[%d]", (int)id);
+        out[0] = (unsigned char)snprintf((char *)out + 1, TOKEN_LONG - 1, "[%d]", (int)id);
         return 1 + out[0];
     }
     const JsonValue *v = &t->json.values[value];
     int64_t n = t->added[id] ? json_unescape(v->text, v->bytes, t->scratch)
                              : json_unescape(v->name, v->name_bytes, t->scratch);
     if (n > 0 && !t->added[id]) { n = tokenizer_json_bytes(t, t->scratch, n); }
+    if (n < 0) { tokenizer_json_refuse(t, "tokens in GPT-2's alphabet (byte-level BPE)", value); }
     if (n < 1 || n > TOKEN_BYTES_MAX) {
-        tokenizer_json_refuse(t, "tokens of 1 to 255 bytes in GPT-2's alphabet (byte-level BPE)",
-                              value);
+        tokenizer_json_refuse(t, "tokens of 1 to 65535 bytes", value);
     }
-    out[0] = (unsigned char)n;
-    memcpy(out + 1, t->scratch, (size_t)n);
-    return 1 + (int)n;
+    const int head = token_put_length(n, out);
+    memcpy(out + head, t->scratch, (size_t)n);
+    return head + (int)n;
 }
 
-// Returns the end-of-text token, the first of end_of_text_names that is an added token.
-static inline int32_t tokenizer_json_end(const TokenizerJson *t) {
-    enum { NAMES = sizeof end_of_text_names / sizeof *end_of_text_names };
+// Returns the id of an added token; -1 if there is none.
+static inline int32_t tokenizer_json_added(const TokenizerJson *t, const char *name) {
     const int list = json_get(&t->json, 0, "added_tokens");
-    for (int k = 0; k < NAMES; k++) {
-        for (int i = json_first(&t->json, list); i >= 0; i = json_next(&t->json, list, i)) {
-            const JsonValue *v = &t->json.values[json_get(&t->json, i, "content")];
-            if (v->bytes == strlen(end_of_text_names[k]) &&
-                !memcmp(v->text, end_of_text_names[k], v->bytes)) {
-                return tokenizer_json_id(t, json_get(&t->json, i, "id"));
-            }
+    for (int i = json_first(&t->json, list); i >= 0; i = json_next(&t->json, list, i)) {
+        if (json_text_is(&t->json, json_get(&t->json, i, "content"), name)) {
+            return tokenizer_json_id(t, json_get(&t->json, i, "id"));
         }
     }
-    die(EXIT_INPUT, TOKENIZER_HINT,
-        "%s: expected an added token that ends texts, such as <|endoftext|> or </s>, found none",
-        t->path);
+    return -1;
+}
+// Returns what tokenizer_config.json beside a file tokenizer.json calls its eos_token; "": nothing.
+static inline Text tokenizer_json_eos(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const Text beside = text_of("%.*stokenizer_config.json", (int)(name - path), path);
+    Text eos = text_of("%s", "");
+    if (strcmp(name, "tokenizer.json") || access(beside.at, F_OK)) { return eos; }
+    Json j = json_open(TOKENIZER_HINT, beside.at);
+    int value = json_get(&j, 0, "eos_token");
+    if (json_is(&j, value, JSON_OBJECT)) { value = json_get(&j, value, "content"); }
+    if (value >= 0 && !json_word_is(&j, value, "null")) {
+        const JsonValue *v = &j.values[value];
+        const bool fits = v->kind == JSON_STRING && v->bytes < sizeof eos.at;
+        const int64_t n = fits ? json_unescape(v->text, v->bytes, (unsigned char *)eos.at) : -1;
+        if (n < 0) {
+            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a text as eos_token, found %.*s",
+                beside.at, (int)min_i64((int64_t)v->bytes, 40), v->text);
+        }
+        eos.at[n] = 0;
+    }
+    json_free(&j);
+    return eos;
+}
+// Returns the token that ends texts: `given`, from --end-of-text, or what tokenizer_config.json
+// says, among the added tokens, else in the vocabulary. Where neither says it, the first of
+// end_of_text_names that is an added token.
+static inline int32_t tokenizer_json_end(const TokenizerJson *t, const char *given) {
+    const bool asked = given && *given;
+    const Text named = asked ? text_of("%s", given) : tokenizer_json_eos(t->path);
+    int32_t id = *named.at ? tokenizer_json_added(t, named.at) : -1;
+    if (*named.at && id < 0) {
+        const int vocab = json_get(&t->json, json_get(&t->json, 0, "model"), "vocab");
+        const int value = json_get(&t->json, vocab, named.at);
+        if (value < 0) {
+            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected the token %s, which %s names, found none",
+                t->path, named.at,
+                asked ? "--end-of-text" : "eos_token of tokenizer_config.json beside it");
+        }
+        id = tokenizer_json_id(t, value);
+    }
+    for (int k = 0; !*named.at && id < 0 && k < LENGTH_OF(end_of_text_names); k++) {
+        id = tokenizer_json_added(t, end_of_text_names[k]);
+    }
+    if (id < 0) {
+        die(EXIT_INPUT, "name the token that ends texts: --end-of-text TOKEN",
+            "%s: expected an added token that ends texts, such as <|endoftext|> or </s>, found "
+            "none",
+            t->path);
+    }
+    return id;
 }
 
 // Opens a file and finds its tokens. Ends the program (EXIT_INPUT) if the file is bad.
@@ -187,8 +242,8 @@ static inline unsigned char *tokenizer_json_text(const TokenizerJson *t, size_t 
     unsigned char *text = NULL;
     size_t all = 0, capacity = 0;
     for (int32_t id = 0; id < t->vocab; id++) {
-        if (all + 1 + TOKEN_BYTES_MAX > capacity) {
-            capacity = 2 * capacity + (1 << 16);
+        if (all + 3 + TOKEN_BYTES_MAX > capacity) {
+            capacity = 2 * capacity + (1 << 18);
             text = resize_array(unsigned char, text, (int64_t)capacity, "the tokenizer");
         }
         all += (size_t)tokenizer_json_token(t, id, text + all);
