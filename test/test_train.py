@@ -1519,8 +1519,9 @@ class Log(TestCase):
                 ranks,
                 words=["--dry-run", "--json", "--model", model, "--seq-len", "1024"],
                 limit=limit,
-            ).done()
+            ).done(EXIT_DONE if model == small else EXIT_RESOURCES)
             found = json.loads(job.out)
+            self.assertEqual(found["predicted"]["fits"], model == small)
             parameters = (50304 + positions) * C + layers * (12 * C * C + 13 * C) + 2 * C
             self.assertEqual(
                 (found["parameters"], found["ranks"], found["predicted"]["memory"]["gradients"]),
