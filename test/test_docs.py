@@ -55,6 +55,7 @@ ELSEWHERE = (
     "scripts/gpu_",
     "scripts/long_run.sh",
     "scripts/zeropp_bars.py",
+    "scripts/run_picture.py",
     "test/",
     "build/",
     "nsys",
