@@ -23,7 +23,7 @@
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
-      "needs the folder with the checkpoints: add --out FOLDER")                                                     \
+      "needs the folder with the checkpoints: add --out FOLDER")                                   \
     X("save-every", "out", o->save_every && !*o->out,                                              \
       "needs a folder to save into: add --out FOLDER")                                             \
     X("keep", "out", o->keep && !*o->out,                                                          \

@@ -48,8 +48,10 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
                  "sampling rate q = %.6g (Poisson): %" PRId64 " samples of %" PRId64
                  " a step on average, %" PRId64 " at most",
                  p->samples / (double)p->windows, p->samples, p->windows, p->most);
-    print_row_to(to, "", "gradients clipped to %s (%s, %s), noise of sigma %.6g times that on "
-                 "their sum", t[4].value, t[5].value, t[6].value, p->sigma);
+    print_row_to(to, "",
+                 "gradients clipped to %s (%s, %s), noise of sigma %.6g times that on "
+                 "their sum",
+                 t[4].value, t[5].value, t[6].value, p->sigma);
     if (p->shown) {
         print_row_to(to, "",
                      "losses, norms and samples of private steps are shown: who sees them "
@@ -118,7 +120,8 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
 // (--dry-run) are null.
 static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
     PrivacyText t[PRIVACY_SETTINGS];
-    const bool known = p->windows > 0, keyed = p->fingerprint != 0, found = known || p->target == 0 || p->sigma > 0;
+    const bool known = p->windows > 0, keyed = p->fingerprint != 0,
+               found = known || p->target == 0 || p->sigma > 0;
     const double nothing = NAN;
     PrivacyLoss loss = {nothing, nothing};
     if (!p->on) { return; }

@@ -21,6 +21,7 @@
 #include "ops/ops.h"
 #include "options.h"
 #include "plan/budgets.h"
+#include "plan/cluster.h"
 #include "plan/costs.h"
 #include "plan/forecast.h"
 #include "plan/memory_plan.h"
@@ -310,8 +311,8 @@ static inline void print_notes(const Config *c, const Dataset *train) {
     if (c->steps > 0 && o->warmup > c->steps) {
         printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
                " step%s the learning rate is %.10g, not yet --lr %.10g\n",
-               o->warmup, c->steps, plural(c->steps),
-               learning_rate(o, c->steps - 1, c->steps), o->lr);
+               o->warmup, c->steps, plural(c->steps), learning_rate(o, c->steps - 1, c->steps),
+               o->lr);
     }
     print_delay_notes(o, c->steps);
     if (o->dry_run) { sizes_print(c, c->samples * o->seq_len); }
@@ -710,7 +711,8 @@ static inline void print_end(const Plan *plan, Measured *m) {
         const bool holds = prediction_holds(p->step_s, measured);
         print_pair("step", holds ? readable_step(p->step_s).at : "(machine busy)",
                    readable_step(measured).at);
-        print_pair("TFLOP/s of a rank", holds ? readable_tflops(plan_tflops(plan, p->step_s)).at : "",
+        print_pair("TFLOP/s of a rank",
+                   holds ? readable_tflops(plan_tflops(plan, p->step_s)).at : "",
                    readable_tflops(plan_tflops(plan, measured)).at);
         if (!alone) { print_pair("waiting for messages", idle[0], idle[1]); }
     }

@@ -4,9 +4,9 @@ its page.
 
     make run | tee out/shakespeare/printed.txt
     .venv/bin/python scripts/run_picture.py out/shakespeare docs/run.png
-    .venv/bin/python scripts/run_picture.py out/shakespeare docs/page.png --page
+    .venv/bin/python scripts/run_picture.py out/shakespeare/report.html docs/page.png
 
-Reads printed.txt and log.jsonl of the folder, or report.html. Run it after a run on an idle
+Reads printed.txt and log.jsonl of a folder, or a page. Run it after a run on an idle
 machine: times are in the picture. Needs matplotlib and Pillow (scripts/setup.sh python and data);
 for the page Chromium instead of matplotlib.
 """
@@ -72,29 +72,28 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("source", type=Path, metavar="FOLDER|PAGE.html")
     parser.add_argument("picture", type=Path, metavar="PICTURE.png")
-    parser.add_argument("--page", action="store_true", help="of report.html")
     options = parser.parse_args()
     try:
         from PIL import Image
 
-        if options.page:
-            data = photograph(options.folder / "report.html")
+        if options.source.suffix == ".html":
+            data = photograph(options.source)
         else:
             import matplotlib
 
             matplotlib.use("agg")
             from matplotlib import pyplot
 
-            figure, data = draw(pyplot, options.folder), io.BytesIO()
+            figure, data = draw(pyplot, options.source), io.BytesIO()
             figure.savefig(data, dpi=100, facecolor="white")
         Image.open(data).convert("RGB").quantize(COLORS).save(options.picture, optimize=True)
     except ImportError as error:
         print(f"run_picture.py: {error}: scripts/setup.sh python", file=sys.stderr)
         return plot.EXIT_RESOURCES
     except (OSError, IndexError, ValueError, plot.BadLog) as error:
-        print(f"run_picture.py: {options.folder}: not of `make run`: {error}", file=sys.stderr)
+        print(f"run_picture.py: {options.source}: not of `make run`: {error}", file=sys.stderr)
         return plot.EXIT_INPUT
     return 0
 

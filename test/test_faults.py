@@ -21,6 +21,7 @@ rank is waited for.
 import glob
 import os
 import random
+import re
 import shutil
 import signal
 import socket

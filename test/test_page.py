@@ -478,14 +478,13 @@ class Browser(Pages):
     @need("PIL")
     def test_picture(self):
         """README's picture of a page: a PNG of its width, which is small."""
-        folder, picture = Path(scratch()), Path(scratch()) / "page.png"
-        words = [PYTHON, SCRIPTS / "run_picture.py", folder, picture]
-        done = harness.output_of(*words, "--page", text=True)
+        picture = Path(scratch()) / "page.png"
+        words = [PYTHON, SCRIPTS / "run_picture.py"]
+        done = harness.output_of(*words, Path(scratch()) / "report.html", picture, text=True)
         self.assertEqual(done.returncode, EXIT_INPUT, done.stderr)
         self.assertIn("not of `make run`", done.stderr)
         page = self.report(self.log(start(), step(1), step(2))).stdout.strip()
-        Path(page).rename(folder / "report.html")
-        done = harness.output_of(*words, "--page", text=True)
+        done = harness.output_of(*words, page, picture, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         data = picture.read_bytes()
         self.assertEqual(data[:8] + data[16:20], b"\x89PNG\r\n\x1a\n\0\0\5\0")

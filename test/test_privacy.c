@@ -211,7 +211,8 @@ static void test_delta_of_a_unit(void **state) {
         {{"--dp-noise 1 --dp-delta 0.25", 4}, NULL, NULL},
         {{"--dp-noise 1 --dp-delta 1e-3", 0}, NULL, NULL}, // the data is not known
         {{"--dp-noise 1", 1000000}, NULL, NULL},
-        {{"--dp-noise 1 --dp-delta 0.2501", 4}, "--dp-delta 0.2501 is above 1 / units, 0.25",
+        {{"--dp-noise 1 --dp-delta 0.2501", 4},
+         "--dp-delta 0.2501 is above 1 / units, 0.25",
          "4 windows"},
         {{"--dp-epsilon 1 --dp-delta 1e-3", 1001}, "above 1 / units, 0.000999", "1001 windows"},
         {{documents, 3}, NULL, NULL},

@@ -1680,7 +1680,8 @@ done
         ):
             self.absent(*headers)
             said = self.refused(*["MATMUL=onednn"] * (name == "dnnl.h"))
-            self.assertRegex(said, rf"\Ano {name}: scripts/setup\.sh build installs oneDNN or a BLAS")
+            line = rf"\Ano {name}: scripts/setup\.sh build installs oneDNN or a BLAS"
+            self.assertRegex(said, line)
         better = "train_gpt: without oneDNN (matrix products are slower): scripts/setup.sh build"
         self.assertIn(better, self.make("-B")[0])
         self.assertNotIn("without", self.make("-B", "MATMUL=cblas")[0])
