@@ -13,6 +13,7 @@ MPI    = 1
 WITHOUT_MPI = $(if $(filter 0,$(MPI)),-DWITHOUT_MPI)
 CC     = $(if $(WITHOUT_MPI),cc,mpicc)
 has_cc = $(shell command -v $(firstword $(CC)))
+some_cc = $(or $(and $(has_cc),$(CC)),cc)
 ifneq ($(filter-out 0 1,$(MPI)),)
 $(error MPI=$(MPI): expected 0 or 1)
 endif
@@ -21,14 +22,17 @@ $(error USE_CUDNN=$(USE_CUDNN): expected 0 or 1)
 endif
 # $(call if_header,HEADER,TEXT,FLAGS): TEXT if the compiler, with the flags, finds the header
 hash := \#
-if_header = $(shell echo '$(hash)include <$(1)>' | $(or $(and $(has_cc),$(CC)),cc) \
+if_header = $(shell echo '$(hash)include <$(1)>' | $(some_cc) \
             -DPCRE2_CODE_UNIT_WIDTH=8 $(3) -E - >/dev/null 2>&1 && echo '$(2)')
 MATMUL := $(or $(call if_header,dnnl.h,onednn),cblas)
+ifneq ($(filter-out onednn cblas,$(MATMUL)),)
+$(error MATMUL=$(MATMUL): expected onednn or cblas)
+endif
 BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 
 WARN   = -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-format-truncation -Wno-missing-field-initializers
-PORTABLE_ARCH = $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),armv8-a,x86-64-v3)
+PORTABLE_ARCH = $(if $(filter aarch64-%,$(shell $(some_cc) -dumpmachine 2>&1)),armv8-a,x86-64-v3)
 FAST   = -O3 -march=$(if $(PORTABLE),$(PORTABLE_ARCH),native) -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 $(FAST) -fopenmp $(WARN) -I.
 BLAS_openblas = -lopenblas
@@ -136,14 +140,28 @@ gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cudnn     = $(NVCC) $(NVCCFLAGS) -DWITHOUT_MPI $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
 KINDS = alone arm64 c cpp sanitized shared emu checked cuda gpu gpu_production cudnn
-# What a kind that calls MPI's compiler says where there is none.
+# What a kind that calls MPI's compiler says where there is none; the same of another compiler, and
+# of the header of what multiplies matrices.
 no_mpi = $(if $(shell command -v mpicc),,echo "mpicc is missing: scripts/setup.sh build installs" \
          "MPI; make MPI=0 builds for one rank, without MPI" >&2; exit 2;)
+no_cc = $(if $(shell command -v $(1)),,echo "$(1) is missing: scripts/setup.sh \
+        $(if $(WITHOUT_MPI),alone,build) installs a compiler" >&2; exit 2;)
+HEADERS_onednn = dnnl.h
+HEADERS_cblas  = cblas.h mkl_cblas.h
+no_products = $(if $(strip $(foreach h,$(HEADERS_$(MATMUL)),$(call if_header,$(h),1))),,echo \
+              "no $(firstword $(HEADERS_$(MATMUL))): scripts/setup.sh \
+              $(if $(WITHOUT_MPI),alone,build) installs oneDNN or a BLAS, which multiply matrices" \
+              >&2; exit 2;)
+# What is said of libraries without which the program is slower, or takes only bytes as text.
+OPTIONAL = $(strip $(if $(filter onednn command,$(MATMUL) $(word 1,$(origin MATMUL))),,oneDNN \
+           (matrix products are slower)) $(if $(filter 1 command,$(PCRE2) \
+           $(word 1,$(origin PCRE2))),,PCRE2 and utf8proc (--prompt takes only bytes)))
 # The same, of USE_CUDNN=1 without cuDNN.
 no_cudnn = $(if $(filter 1,$(USE_CUDNN)),$(if $(NO_CUDNN),echo "USE_CUDNN=1: no $(NO_CUDNN):" \
            "$(CUDNN_FROM) installs it" >&2; exit 2;))
 $(KINDS:%=build/flags-%): build/flags-%: FORCE
 	+@$(if $(filter mpicc mpicxx,$($*)),$(no_mpi)) \
+	$(if $(filter c alone,$*),$(call no_cc,$(firstword $($*)))$(no_products)) \
 	$(if $(filter cuda cudnn,$*),$(no_cudnn)) mkdir -p build; \
 	line='$(subst ','\'',$($*))'; \
 	[ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
@@ -154,6 +172,7 @@ FORCE:
 COMMIT = -DCOMMIT='"$(shell git describe --always --dirty 2>/dev/null)"'
 train_gpt: train_gpt.c build/flags-c
 	@echo "train_gpt: compiling takes about half a minute"
+	@$(if $(OPTIONAL),echo "train_gpt: without $(OPTIONAL): scripts/setup.sh build installs it")
 	$(c) $(COMMIT)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL;

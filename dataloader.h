@@ -85,6 +85,7 @@ typedef struct {
     // W, of an epoch, of a private run's draws and of a validation over all data: whole windows
     // (continuous), or all windows (document); 0: a continuous stream is shorter than T + 1
     int64_t windows;
+    int64_t documents; // that document windows are of; continuous windows: 0
     // document and choice windows: first token << TARGET_BITS | number of targets before the
     // padding; continuous windows: NULL
     uint64_t *table;
@@ -147,8 +148,9 @@ static inline glob_t dataset_names(const char *flag, const char *pattern) {
         die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", flag, pattern);
     }
     if (failed || names.gl_pathc == 0) {
-        die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", flag,
-            pattern);
+        const bool of_val = !strcmp(flag, "--val");
+        die(EXIT_INPUT, of_val ? VALIDATION_HINT : DATA_HINT,
+            "%s %s: expected shards of tokens, found no such file", flag, pattern);
     }
     qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);
     return names;
@@ -298,6 +300,7 @@ static inline void add_document(Dataset *ds, const char *pattern, int64_t begin,
         ds->table[ds->windows++] =
             (uint64_t)at << TARGET_BITS | min_i64(ds->options.T, end - 1 - at);
     }
+    ds->documents += ds->windows > before;
 }
 
 // Builds the table of document windows in one pass over the stream: 8 bytes a window.

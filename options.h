@@ -453,30 +453,6 @@ static inline double option_size(const char *name, const char *text) {
     }
     return bytes;
 }
-// Returns a rate with this peak in a step (counted from 0) of a run of `steps` steps.
-static inline double options_rate(const Options *o, double peak, int64_t step, int64_t steps) {
-    if (step < o->warmup) { return peak * (step + 1) / o->warmup; }
-    double last = peak * o->final_lr_fraction,
-           done = (step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
-    double from = (1 - o->lr_last_part) * steps;
-    switch (o->lr_schedule) {
-    case LR_COSINE: return last + (peak - last) * 0.5 * (1 + cos(3.141592653589793 * done));
-    case LR_LINEAR: return peak + (last - peak) * done;
-    case LR_WSD:
-        return step < from ? peak
-                           : last + (peak - last) * (1 - sqrt((step - from) / (steps - from)));
-    case LR_WSD_LINEAR:
-        return step < from ? peak : peak + (last - peak) * (step - from) / (steps - from);
-    default: return peak;
-    }
-}
-// Returns the learning rate of a step, and how much of its peak that is.
-static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
-    return options_rate(o, o->lr, step, steps);
-}
-static inline double options_schedule(const Options *o, int64_t step, int64_t steps) {
-    return options_rate(o, 1, step, steps);
-}
 // Returns whether --profile-steps reaches beyond the run's last step. A run of 0 steps profiles
 // nothing.
 static inline bool options_profiles_beyond(const Options *o) {

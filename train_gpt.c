@@ -167,7 +167,18 @@ static void choose_flags(Job *j) {
     placement_free(&c->pipeline.placement);
     fit_run(c, &j->machine, &j->spec, &j->comm, &j->stream);
 }
-// Chooses what the flags leave open, and opens the data. --dry-run does not open them.
+// Returns whether --dry-run can tell what a private run promises: its training data is here, and no
+// checkpoint says how it goes on.
+static bool forecasts_privacy(const Config *c) {
+    const Options *o = &c->options;
+    glob_t names;
+    if (!o->dry_run || !o->steps || o->resume || !options_private(o, &c->given)) { return false; }
+    const bool found = !data_glob(o->train, &names);
+    globfree(&names);
+    return found;
+}
+// Chooses what the flags leave open, and opens the data. --dry-run opens none, but for
+// forecasts_privacy().
 static void configure(Job *j) {
     Config *c = &j->config;
     Options *o = &c->options;
@@ -179,13 +190,15 @@ static void configure(Job *j) {
         o->cyclic_stages = cyclic.N;
         cyclic_free(&cyclic);
     }
-    if (!o->dry_run && !o->show_schedule) {
-        j->data = open_data(c, &j->spec);
-        c->steps = o->steps < 0 ? j->data.train.windows / c->samples : o->steps;
-    }
+    const bool runs = !o->dry_run && !o->show_schedule;
+    if (runs || forecasts_privacy(c)) { j->data = open_data(c, &j->spec, !runs); }
+    const Dataset *train = &j->data.train;
+    const int64_t steps = o->steps >= 0 ? o->steps : train->windows / c->samples;
+    if (runs) { c->steps = steps; }
     if (o->steps) { // without training there is nothing to protect
-        c->privacy =
-            privacy_plan(o, &c->given, j->data.train.windows, c->samples, c->steps, &j->comm);
+        privacy_check_delta(o, o->dp_unit == DP_DOCUMENT ? train->documents : train->windows);
+        c->privacy = privacy_plan(o, &c->given, train->windows, c->samples,
+                                  train->windows ? steps : 0, &j->comm);
     }
 }
 // Opens the messages that a plan needs, and the groups with which links are measured. All ranks
@@ -290,7 +303,7 @@ static void load_weights(Run *r, const ModelSpec *spec) {
         const Text path = checkpoint_resume(o->out, &r->store, &r->progress);
         r->first_step = r->journal.start_step = r->progress.step;
         r->journal.health.saved = r->progress.step;
-        if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config->steps); }
+        if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
                          o->delink && o->delink_moments == DELINK_RESET, &r->progress);
@@ -453,21 +466,34 @@ static bool print_without_model(const Config *c, const Comm *comm) {
     }
     return true;
 }
-// Prints the plan, for --dry-run and --show-schedule.
-static void print_plans(const RunPlans *plans, Privacy privacy, const Data *data,
-                        const Comm *comm) {
+// Prints the plan, for --dry-run and --show-schedule. room: see print_start().
+static void print_plan(const RunPlans *plans, Privacy privacy, const Data *data, const Comm *comm,
+                       const MemoryRoom *room) {
     const Options *o = &plans->first->config->options;
-    if (comm->rank) { return; }
     if (o->show_schedule) {
         show_schedule(plans->first);
     } else if (o->json) {
         TextBuffer line = {};
-        json_add_start(&line, plans, &privacy, comm);
+        json_add_start(&line, plans, &privacy, comm, room);
         printf("%s}\n", line.text);
         free(line.text);
     } else {
-        print_start(plans, &data->train, comm);
+        print_start(plans, &data->train, comm, room);
     }
+}
+// The same. --dry-run of the ranks that there are ends the program as the run would
+// (EXIT_RESOURCES) if they do not fit. All ranks call it.
+static void answer_plans(const RunPlans *plans, Privacy privacy, const Data *data, Comm *comm) {
+    const Options *o = &plans->first->config->options;
+    const bool here = o->dry_run && !o->show_schedule && !*o->cluster;
+    MemoryRoom room = {};
+    if (here) { room = memory_room(plans, comm); }
+    if (comm->rank == 0) { print_plan(plans, privacy, data, comm, here ? &room : NULL); }
+    if (!here || room.fits) { return; }
+    output_flush();
+    comm_barrier(comm); // what is printed comes before the message
+    check_memory(plans->first, comm);
+    if (plans->later) { check_memory(plans->later, comm); }
 }
 
 // Does what can still fail before memory is taken, then opens the run.
@@ -476,7 +502,7 @@ static void prepare(Job *j) {
     const Options *o = &j->config.options;
     const Plan *plan = j->plans.first;
     const bool first = j->comm.rank == 0, saves = *o->out && !options_prompts(&j->config.given);
-    if (first) { print_start(&j->plans, &j->data.train, &j->comm); }
+    if (first) { print_start(&j->plans, &j->data.train, &j->comm, NULL); }
     check_memory(plan, &j->comm);
     if (privacy_hides(&j->config.privacy)) { files_time = time(NULL); }
     if (first && export_is_folder(o->export_file)) {
@@ -500,7 +526,7 @@ static void prepare(Job *j) {
     store_wait_all(&r->store);
     TextBuffer line = {};
     if (first) {
-        json_add_start(&line, &j->plans, &r->privacy, &j->comm);
+        json_add_start(&line, &j->plans, &r->privacy, &j->comm, NULL);
         json_add_command(&line, j->argc, j->argv);
         log_object(&r->journal.log, &line);
     }
@@ -612,7 +638,7 @@ static void perform(Job *j) {
     configure(j);
     plan_job(j);
     if (options_only_prints(o)) {
-        print_plans(&j->plans, j->config.privacy, &j->data, &j->comm);
+        answer_plans(&j->plans, j->config.privacy, &j->data, &j->comm);
         return;
     }
     prepare(j);

@@ -81,6 +81,12 @@ static inline Readable readable_step(double seconds) {
     snprintf(text.at, sizeof text.at, "%.*f %s", digits, n, units[unit].name);
     return text;
 }
+// Returns a rate in TFLOP/s; "" if it is not known.
+static inline Readable readable_tflops(double rate) {
+    Readable text = {""};
+    if (isfinite(rate)) { snprintf(text.at, sizeof text.at, "%.3g", rate); }
+    return text;
+}
 // Returns a share as a percentage: "51 %"; "- %" if it is not known.
 static inline Readable readable_share(double share, int digits) {
     Readable text = {"- %"};

@@ -39,6 +39,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     manifest_add_model(&t, s->plan.model, s->plan.optimizer);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step,
              p->position, p->updates);
+    if (p->step && isfinite(p->lr)) { text_add(&t, "lr %.17g\n", p->lr); }
     if (s->flight.pending) { text_add(&t, "pending %a\n", p->pending_norm); }
     if (p->delinked) {
         text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted);

@@ -44,6 +44,7 @@ typedef struct {
     int64_t delinked;
     int64_t restarted;   // updates made before the moments of blocks were reset (planned.h)
     double pending_norm; // of the gradient whose update is pending (--offload-delay)
+    double lr;           // of the last step (learning_rate()); NAN if the checkpoint does not say
     OutlierWindow loss, norm;
     // algorithms of matrix products; NULL or none: no choice was made
     const MatmulChoices *matmuls;
@@ -93,6 +94,15 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
         if (end == at) { return false; }
     }
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
+}
+
+// Reads a number of 0 or more, or NAN if the line is missing. Returns false if the line is
+// malformed.
+static inline bool manifest_number_or_none(const char *text, const char *key, double *value) {
+    const char *line = manifest_line(text, key);
+    char *end = NULL;
+    *value = line ? strtod(line, &end) : (double)NAN;
+    return !line || (end != line && *end == '\n' && *value >= 0 && isfinite(*value));
 }
 
 // Reads the manifest's entry for a state file: its size and checksum.
@@ -282,6 +292,7 @@ static inline bool manifest_progress(const char *text, Progress *p, int64_t *fil
            manifest_int(text, "files", files) && *files <= MANIFEST_FILES &&
            manifest_count_or_none(text, "delinked", &p->delinked) &&
            manifest_count_or_none(text, "restarted", &p->restarted) &&
+           manifest_number_or_none(text, "lr", &p->lr) &&
            manifest_text(text, "compute", "?", p->compute, sizeof p->compute) &&
            manifest_text_or_none(text, "products", p->products, sizeof p->products) &&
            manifest_text_or_none(text, "order", p->order, sizeof p->order) &&

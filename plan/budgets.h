@@ -92,6 +92,18 @@ static inline bool memory_fits(const Plan *p, Comm *comm) {
     const MemoryNeed need = memory_need(p, comm);
     return need.needed <= need.there;
 }
+// Returns the bytes of this machine's memory that the states take which its ranks keep on the host,
+// where the device has a memory of its own. All ranks call it.
+static inline double memory_offloaded(const Plan *p, Comm *comm) {
+    return sum_of_host(comm, ops_memory_apart() ? plan_offloaded_bytes(p) : 0);
+}
+// Returns whether check_memory() accepts a plan on every machine. All ranks call it and get the
+// same result.
+static inline bool memory_fits_all(const Plan *p, Comm *comm) {
+    const bool host = memory_offloaded(p, comm) <= memory_available(),
+               fits = memory_fits(p, comm) && host;
+    return comm_agree_min(comm, fits);
+}
 // Returns whether the run would fit with ZeRO stage `zero` over `ranks` ranks, of which as many as
 // now share a machine.
 static inline bool memory_fits_zero(const Plan *p, const MemoryNeed *need, int zero, int ranks) {
@@ -184,8 +196,7 @@ static inline void memory_advice(const Plan *p, const MemoryNeed *need, char *te
 // Ends the program if this machine's ranks do not fit into its GPUs or its memory. Otherwise the
 // kernel would end it in the middle of the run. All ranks call it.
 static inline void check_memory(const Plan *p, Comm *comm) {
-    const double offloaded = sum_of_host(comm, ops_memory_apart() ? plan_offloaded_bytes(p) : 0),
-                 host = memory_available();
+    const double offloaded = memory_offloaded(p, comm), host = memory_available();
     char advice[400];
     if (offloaded > host) {
         die(EXIT_RESOURCES, "give a larger --device-memory, or fewer ranks on a machine",

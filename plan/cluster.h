@@ -353,6 +353,10 @@ static inline double cluster_take_speed(const char **end) {
     *end = behind;
     return speed;
 }
+// Returns a number of nodes or ranks; more than there can be are all alike.
+static inline int cluster_count(const char *digits) {
+    return (int)min_i64(strtoll(digits, NULL, 10), 2 * CLUSTER_RANKS);
+}
 // Parses "2x8+1x4" or "2x8+1x4*0.5" at the begin of the text. Returns where it ends.
 static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
     const char *const digits = "0123456789", *at = text, *end;
@@ -361,14 +365,37 @@ static inline const char *cluster_take_nodes(Cluster *c, const char *text) {
                      ranks = at[nodes] == 'x' ? strspn(at + nodes + 1, digits) : 0;
         end = at + nodes + 1 + ranks;
         const double speed = nodes && ranks ? cluster_take_speed(&end) : 1;
-        if (!nodes || nodes > 9 || !ranks || ranks > 9 || (*end && *end != ',' && *end != '+')) {
+        if (!nodes || !ranks || (*end && *end != ',' && *end != '+')) {
             cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", at);
         }
-        if (!cluster_add(c, atoi(at), atoi(at + nodes + 1), speed)) {
-            cluster_refuse("takes from 1 to %d ranks and up to %d kinds of nodes, found %.40s",
-                           CLUSTER_RANKS, CLUSTER_PARTS, text);
+        const int n = cluster_count(at), of_node = cluster_count(at + nodes + 1);
+        if (!cluster_add(c, n, of_node, speed)) {
+            const bool kinds = c->all_ranks + (int64_t)n * of_node <= CLUSTER_RANKS;
+            cluster_refuse("takes from 1 to %d ranks and up to %d kinds of nodes, found %.40s%s",
+                           CLUSTER_RANKS, CLUSTER_PARTS, text,
+                           !n || !of_node ? ""
+                           : kinds        ? ": too many kinds"
+                                          : ": too many ranks");
         }
         if (*end != '+') { return end; }
+    }
+}
+// Refuses a text that names two kinds of GPU, wherever it has them.
+static inline void cluster_refuse_mixed(const char *text) {
+    const ClusterGpu *named = NULL;
+    const char *key = strstr(text, "gpu="), *twice = key ? strstr(key + 1, "gpu=") : NULL;
+    for (const char *at = text; *at; at++) {
+        for (int i = 0; i < CLUSTER_GPUS; i++) {
+            const ClusterGpu *gpu = &cluster_gpus[i];
+            const size_t n = strlen(gpu->name);
+            if (strncasecmp(at, gpu->name, n) || isalnum((unsigned char)at[n])) { continue; }
+            if (named && named != gpu) {
+                cluster_refuse("%smixes GPUs, %s and %s: all nodes have one kind, but may be "
+                               "slower, such as 1x8+1x8*0.5,gpu=h100",
+                               twice ? "has gpu twice: it " : "", named->name, gpu->name);
+            }
+            named = gpu;
+        }
     }
 }
 // Returns the cluster that the text describes; 0 x 0 if the text is empty. Ends the program
@@ -378,6 +405,7 @@ static inline Cluster cluster_parse(const char *text) {
     Cluster c = cluster_empty();
     bool seen[CLUSTER_KEYS] = {false};
     if (!*text) { return none; }
+    cluster_refuse_mixed(text);
     const char *rest = cluster_take_nodes(&c, text);
     while (*rest) { rest = cluster_take(&c, rest + 1, seen); }
     cluster_fill(&c, seen);

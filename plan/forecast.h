@@ -8,23 +8,33 @@
 #include "base/readable.h"
 #include "plan/cluster.h"
 
+// The work of a step.
+typedef struct {
+    double tokens, flops; // of all ranks; flops 0: the model's arithmetic is not known
+    double peak;          // flops per second that a rank can do
+    int ranks;
+} StepWork;
 typedef struct {
     double tokens_per_s;
-    double mfu;            // NAN: the model's arithmetic is not known
+    double tflops, mfu;    // of a rank; NAN: the model's arithmetic is not known
     double needed, memory; // bytes of the rank that needs most; of a device (INFINITY: not known)
 } Forecast;
 
+// Returns the rate of a rank in a step that takes step_s: the flops that the model needs, those of
+// recomputation not counted, in 1e12 a second.
+static inline double tflops_of(const StepWork *w, double step_s) {
+    return w->flops > 0 && step_s > 0 ? w->flops / step_s / w->ranks * 1e-12 : (double)NAN;
+}
 // Returns the share of the peak at which a step of so many flops runs. NAN: not known; also where
 // the step is faster than the peak, which then was measured too low.
 static inline double mfu_of(double flops, double step_s, double peak) {
     const double share = flops / step_s / peak;
     return flops > 0 && peak > 0 && share <= 1 ? share : (double)NAN;
 }
-// tokens, flops: of a step that takes step_s seconds. peak: flops per second of all ranks.
-static inline Forecast forecast_make(double tokens, double flops, double step_s, double peak,
-                                     double needed, double memory) {
-    const Forecast f = {.tokens_per_s = tokens / step_s,
-                        .mfu = mfu_of(flops, step_s, peak),
+static inline Forecast forecast_make(StepWork work, double step_s, double needed, double memory) {
+    const Forecast f = {.tokens_per_s = work.tokens / step_s,
+                        .tflops = tflops_of(&work, step_s),
+                        .mfu = mfu_of(work.flops, step_s, work.peak * work.ranks),
                         .needed = needed,
                         .memory = memory};
     return f;
@@ -45,10 +55,11 @@ static inline void print_gpu(FILE *to, const Cluster *c) {
         gpu->attention > 0 ? gpu->attention : gpu->products, f->capacity, f->memory, CLUSTER_COPIES,
         f->link, f->host, CLUSTER_COPIES, f->intra, f->inter, CLUSTER_MESSAGES, f->latency);
 }
-enum { FORECAST_FIGURES = 2 };
+enum { FORECAST_FIGURES = 3 };
 static inline void forecast_figures(const Forecast *f, Figure rows[FORECAST_FIGURES]) {
     rows[0] = figure("tokens_per_s=speed      %C tokens/s", f->tokens_per_s);
-    rows[1] = figure("mfu?, MFU %Q", f->mfu);
+    rows[1] = figure("tflops?, %.4g TFLOP/s a rank", f->tflops);
+    rows[2] = figure("mfu?, MFU %Q", f->mfu);
 }
 // Prints speed and memory. tokens: of the run; 0: not known. remedy: flags with which it would fit;
 // "": none are known.

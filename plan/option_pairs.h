@@ -23,9 +23,11 @@
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
-      "needs the folder with the checkpoints")                                                     \
+      "needs the folder with the checkpoints: add --out FOLDER")                                   \
     X("save-every", "out", o->save_every && !*o->out,                                              \
-      "needs a folder to save into")                                                               \
+      "needs a folder to save into: add --out FOLDER")                                             \
+    X("keep", "out", o->keep && !*o->out,                                                          \
+      "counts the checkpoints of a folder: add --out FOLDER")                                      \
     X("hellaswag", "val-every", *o->hellaswag && !o->val_every,                                    \
       "it is scored with each validation: give --val-every steps")                                 \
     X("json", "dry-run", o->json && !o->dry_run && !o->plan && !*o->dp_account,                    \

@@ -478,9 +478,11 @@ static inline void fit_search(Fit *f, const UnitTimes *times) {
 }
 static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
     const double T = (double)f->config->options.seq_len, tokens = f->config->samples * T;
-    return forecast_make(tokens, gpt_step_flops(&f->spec->model, tokens, T), r->step_s,
-                         f->machine.rates.peak_flops_per_s * f->machine.ranks->n, r->device,
-                         f->memory);
+    const StepWork work = {.tokens = tokens,
+                           .flops = gpt_step_flops(&f->spec->model, tokens, T),
+                           .peak = f->machine.rates.peak_flops_per_s,
+                           .ranks = f->machine.ranks->n};
+    return forecast_make(work, r->step_s, r->device, f->memory);
 }
 // Writes what is reported of a way to run: FIT_SENT rows, and what a rank sends.
 enum { FIT_SENT = 5, FIT_FIGURES = FIT_SENT + LINK_KINDS };

@@ -92,8 +92,11 @@ static inline Forecast plan_forecast(const Planner *p, const Candidate *c) {
     const PlanTask *t = p->task;
     double needed = 0;
     for (int s = 0; s < c->plan.stages; s++) { needed = fmax(needed, p->costs.memory[s]); }
-    return forecast_make(t->samples * t->sample_tokens, t->samples * t->sample_flops, c->step_s,
-                         task_ranks(t) * t->cluster.peak * 1e12, needed, t->memory);
+    const StepWork work = {.tokens = t->samples * t->sample_tokens,
+                           .flops = t->samples * t->sample_flops,
+                           .peak = t->cluster.peak * 1e12,
+                           .ranks = task_ranks(t)};
+    return forecast_make(work, c->step_s, needed, t->memory);
 }
 // Writes what is reported of a plan: PLAN_PREDICTED rows of its prediction, and how it runs.
 enum { PLAN_PREDICTED = 3, PLAN_FIGURES = 5 };
@@ -108,6 +111,36 @@ static inline void plan_figures(Planner *p, const Candidate *c, double one_rank_
         {"micro_batch= x %.0f samples", (double)c->plan.micro_batch},
     };
     memcpy(rows, all, sizeof all);
+}
+// Adds "5:3,3:1", the units:replicas of the stages.
+static inline void text_add_stages(TextBuffer *t, const StagePlan *plan) {
+    for (int s = 0; s < plan->stages; s++) {
+        text_add(t, "%s%d:%d", s ? "," : "", plan->units[s], plan->replicas[s]);
+    }
+}
+// Adds the flags to type for a plan. planner_look() has placed it. Stages whose ranks are not in
+// order cannot be given: the run chooses them again.
+static inline void text_add_plan_flags(TextBuffer *t, const Planner *p, const StagePlan *plan) {
+    const PlanTask *task = p->task;
+    const int ranks = task_ranks(task);
+    bool ordered = true;
+    for (int r = 0; r < ranks; r++) { ordered = ordered && p->ranks[r] == r; }
+    text_add(t, "--pipeline ");
+    if (plan->stages == 1) {
+        text_add(t, "1%s --micro-batch %" PRId64, plan->recompute ? " --recompute block" : "",
+                 ceil_div(plan->micro_batch, ranks));
+    } else if (ordered) {
+        text_add_stages(t, plan);
+        text_add(t, " --pipeline-schedule %s%s%s --micro-batch %" PRId64,
+                 pipeline_kind_names[plan->kind],
+                 plan->kind == PIPELINE_DAPPLE && plan->warmup == WARMUP_B ? " --pipeline-warmup b"
+                                                                           : "",
+                 plan->recompute ? " --recompute block" : "", plan->micro_batch);
+    } else {
+        text_add(t, "auto --micro-batch %" PRId64, plan->micro_batch);
+    }
+    text_add(t, " --batch-tokens %.0f --seq-len %.0f", task->samples * task->sample_tokens,
+             task->sample_tokens);
 }
 // Adds the members of a plan's JSON object, without the braces.
 static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, double one_rank_s) {
@@ -134,7 +167,9 @@ static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, 
     for (int s = 0; s < plan->stages; s++) {
         text_add(t, "%s%.0f", s ? "," : ",\"memory\":[", p->costs.memory[s]);
     }
-    text_add(t, "]}");
+    text_add(t, "]},\"flags\":\"");
+    text_add_plan_flags(t, p, plan);
+    text_add(t, "\"");
 }
 static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
     const double T = p->task->sample_tokens;
@@ -163,10 +198,10 @@ static inline void print_plan_line(FILE *to, Planner *p, const char *name, const
             plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
             : plan->warmup == WARMUP_B    ? "warm-up b"
                                           : "warm-up a");
-    for (int s = 0; s < plan->stages; s++) {
-        fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]);
-    }
-    fprintf(to, "\n");
+    TextBuffer stages = {};
+    text_add_stages(&stages, plan);
+    fprintf(to, "  %s\n", stages.text);
+    free(stages.text);
 }
 static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
     const StagePlan *plan = &a->best.plan;
@@ -189,7 +224,10 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
         fprintf(to, "\n");
     }
     const Forecast forecast = plan_forecast(p, &a->best);
-    fprintf(to, "\n");
+    TextBuffer flags = {};
+    text_add_plan_flags(&flags, p, plan);
+    fprintf(to, "\nflags      %s\n", flags.text);
+    free(flags.text);
     print_gpu(to, &p->task->cluster);
     print_forecast(to, &forecast, p->task->run_tokens, "");
 }

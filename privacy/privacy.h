@@ -20,6 +20,7 @@
 #define PRIVACY_H
 
 #include "base/base.h"
+#include "base/readable.h"
 #include "comm/comm.h"
 #include "comm/records.h"
 #include "options.h"
@@ -37,8 +38,8 @@ typedef struct {
     int64_t most, parts, most_of_part;
     // noise in thresholds; delta; threshold R; --dp-epsilon (0: none)
     double sigma, delta, clip, target;
-    // values of the options; document: windows of a document
-    int64_t style, function, unit, document, relation;
+    // values of the options; document: windows of a document; tokens: of a window
+    int64_t style, function, unit, document, relation, tokens;
     // steps of the run; those of them that keep the target
     int64_t steps, allowed;
     uint32_t key[8];
@@ -178,6 +179,19 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }
 
+// Refuses a delta above 1 / units, which promises nothing: a run that publishes one unit, drawn by
+// chance, as it is, would keep it. units: windows or documents of the training data (--dp-unit).
+static inline void privacy_check_delta(const Options *o, int64_t units) {
+    if (!(o->dp_delta * (double)units > 1)) { return; }
+    const Text hint = text_of("give at most %.3g, better a tenth of it, or leave --dp-delta out",
+                              1.0 / (double)units);
+    const char *unit = o->dp_unit == DP_DOCUMENT ? "document" : "window";
+    die(EXIT_INPUT, hint.at,
+        "--dp-delta %g is above 1 / units, %.3g: --train has %" PRId64 " %s%s, and a run that "
+        "publishes one of them as it is would keep such a promise",
+        o->dp_delta, 1.0 / (double)units, units, unit, plural(units));
+}
+
 // Plans privacy from the flags and the training data (windows 0: not opened). A run that does not
 // resume gets its noise here. All ranks call it. Ends the program (EXIT_INPUT) if the guarantee
 // cannot be kept.
@@ -201,6 +215,7 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
     p.unit = o->dp_unit;
     p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
+    p.tokens = o->seq_len;
     p.parts = o->cyclic ? max_i64(1, o->cyclic_stages) : 1;
     const double parts = p.parts, delta = windows || o->dp_delta > 0 ? p.delta : 1e-12;
     p.most_of_part = privacy_most_samples(samples / parts, windows, p.document, delta / parts);

@@ -109,7 +109,7 @@ static inline void log_break(Log *log) { // call it before other output
 typedef struct {
     int64_t step;
     bool last; // of this run: its end, or where it is stopped
-    double loss, norm, lr, seconds, tokens, mfu, joules; // joules: since the start
+    double loss, norm, lr, seconds, tokens, mfu, tflops, joules; // joules: since the start
     // [samples] windows that the step used; NULL: not to be shown
     const int64_t *windows;
     int64_t samples;
@@ -219,6 +219,11 @@ static inline void report_step(const StepFacts *f, Log *log) {
         {bar ? "ms" : "ms= | %8T", f->seconds * 1000},
         {bar ? "tokens_per_s=  %.0f tok/s" : "tokens_per_s= %6.0f tok/s", f->tokens / f->seconds},
         {bar ? "mfu=  MFU %P" : "mfu= MFU %4P", f->mfu},
+        // where the peak is not known, or was measured too low
+        {isfinite(f->mfu) ? "tflops"
+         : bar            ? "tflops?  %.3g TFLOP/s"
+                          : "tflops? %.3g TFLOP/s",
+         f->tflops},
         {"joules", f->joules},
     };
     progress_print_time(&log->bar, f);

@@ -21,10 +21,13 @@ static inline double privacy_delta_up(const Privacy *p) {
 }
 static inline void privacy_protected(const Privacy *p, char *text, size_t bytes) {
     if (p->unit == DP_SEQUENCE) {
-        snprintf(text, bytes, "each window of the training data");
+        snprintf(text, bytes, "each window of the training data (%" PRId64 " tokens)", p->tokens);
     } else {
-        snprintf(text, bytes, "each document of the training data (%" PRId64 " window%s of it)",
-                 p->document, p->document > 1 ? "s at most" : "");
+        snprintf(text, bytes,
+                 "each document of the training data (%" PRId64 " window%s of it, of %" PRId64
+                 " tokens%s)",
+                 p->document, p->document > 1 ? "s at most" : "", p->tokens,
+                 p->document > 1 ? " each" : "");
     }
 }
 static inline void privacy_print_start(FILE *to, Privacy *p) {
@@ -35,18 +38,20 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     privacy_protected(p, protected_text, sizeof protected_text);
     if (p->sigma >= LEAST_SIGMA) {
         print_row_to(to, "privacy",
-                     "epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s (%s), by %s",
+                     "epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s, %s, by %s",
                      privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p),
                      p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
     } else {
         print_row_to(to, "privacy", "none: noise of %g hides nothing", p->sigma);
     }
     print_row_to(to, "",
-                 "sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64
+                 "sampling rate q = %.6g (Poisson): %" PRId64 " samples of %" PRId64
                  " a step on average, %" PRId64 " at most",
                  p->samples / (double)p->windows, p->samples, p->windows, p->most);
-    print_row_to(to, "", "gradients clipped to %s (%s, %s), noise of %s of that on their sum",
-                 t[4].value, t[5].value, t[6].value, t[2].value);
+    print_row_to(to, "",
+                 "gradients clipped to %s (%s, %s), noise of sigma %.6g times that on "
+                 "their sum",
+                 t[4].value, t[5].value, t[6].value, p->sigma);
     if (p->shown) {
         print_row_to(to, "",
                      "losses, norms and samples of private steps are shown: who sees them "
@@ -56,6 +61,22 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
         print_row_to(to, "",
                      "stops after step %" PRId64 " of %" PRId64 ": the next exceeds epsilon %g",
                      p->allowed, p->steps, p->target);
+    }
+}
+// Prints the same before a run (--dry-run), or why it is not known yet.
+static inline void privacy_print_plan(FILE *to, Privacy *p, const Options *o) {
+    if (p->on && o->resume) {
+        print_row_to(to, "privacy",
+                     "sigma, q and the steps so far are those of the checkpoint in --out %s: a run "
+                     "that resumes prints them, and the epsilon of all its steps",
+                     o->out);
+    } else if (p->on && !p->windows) {
+        print_row_to(to, "privacy",
+                     "epsilon, sigma and q follow from the number of windows of --train %s, which "
+                     "is no file here; --dp-account q=,epsilon=,steps=,delta= answers for numbers",
+                     o->train);
+    } else {
+        privacy_print_start(to, p);
     }
 }
 // Prints, at the end, the guarantee after `steps` steps, its reasons, and what it does not cover.
@@ -99,7 +120,8 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
 // (--dry-run) are null.
 static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps) {
     PrivacyText t[PRIVACY_SETTINGS];
-    const bool known = p->windows > 0, found = known || p->target == 0 || p->sigma > 0;
+    const bool known = p->windows > 0, keyed = p->fingerprint != 0,
+               found = known || p->target == 0 || p->sigma > 0;
     const double nothing = NAN;
     PrivacyLoss loss = {nothing, nothing};
     if (!p->on) { return; }
@@ -116,7 +138,8 @@ static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps)
                            {"windows", known ? p->windows : nothing},
                            {"sigma", found ? p->sigma : nothing},
                            {"clip", p->clip},
-                           {"windows_per_document", (double)p->document}};
+                           {"windows_per_document", (double)p->document},
+                           {"window_tokens", (double)p->tokens}};
     privacy_settings(p, t);
     text_add(line, ",\"privacy\":{\"sampling\":\"poisson\",\"accountant\":\"%s\"",
              p->rdp ? "rdp" : "prv");
@@ -124,8 +147,8 @@ static inline void json_add_privacy(TextBuffer *line, Privacy *p, int64_t steps)
     text_add(line,
              ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%"
              "s\",\"key\":%s%s%s}",
-             t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "",
-             known ? t[10].value : "null", known ? "\"" : "");
+             t[5].value, t[6].value, t[7].value, t[9].value, keyed ? "\"" : "",
+             keyed ? t[10].value : "null", keyed ? "\"" : "");
 }
 
 #endif

@@ -20,6 +20,8 @@
 #include "model/unit.h"
 #include "ops/ops.h"
 #include "options.h"
+#include "plan/budgets.h"
+#include "plan/cluster.h"
 #include "plan/costs.h"
 #include "plan/forecast.h"
 #include "plan/memory_plan.h"
@@ -37,6 +39,7 @@
 #include "schedule/simulator.h"
 #include "state/disk.h"
 #include "state/layout.h"
+#include "state/learning_rate.h"
 #include "state/planned.h"
 #include "state/policy.h"
 #include "state/store.h"
@@ -269,7 +272,7 @@ static inline void print_rate(const Options *o) {
     TextBuffer row = {NULL, 0, 0};
     if (o->warmup) { text_add(&row, "%" PRId64 " steps of warm-up to ", o->warmup); }
     text_add(&row, "%.10g, ", o->lr);
-    if (o->lr_schedule == LR_CONSTANT || o->final_lr_fraction == 1) {
+    if (rate_is_constant(o)) {
         text_add(&row, "constant");
     } else {
         if (late) { text_add(&row, "in the last %.4g of the steps ", o->lr_last_part); }
@@ -278,6 +281,24 @@ static inline void print_rate(const Options *o) {
     }
     print_row("lr", "%s", row.text);
     free(row.text);
+}
+// Prints that --train is given without --val, and what to do about it: shards for validation have
+// "val" in the place of the last "train" in a name, as scripts/prepare_data.py writes them.
+static inline void print_no_validation(const Options *o) {
+    const char *part = NULL;
+    for (const char *at = o->train; (at = strstr(at, "train")); at++) { part = at; }
+    const int before = part ? (int)(part - o->train) : 0;
+    const Text val = text_of("%.*sval%s", before, o->train, part ? part + strlen("train") : "");
+    glob_t names;
+    const bool there = part && !data_glob(val.at, &names);
+    if (part) { globfree(&names); }
+    const Text todo =
+        there  ? text_of("--val '%s' would use the shards beside these", val.at)
+        : part ? text_of("scripts/prepare_data.py writes %s, which is not there", val.at)
+               : text_of("scripts/prepare_data.py writes NAME_val_*.bin beside NAME_train_*.bin");
+    print_row("data",
+              "no validation%s: --train is given without --val. %s; --val-every 0 asks for none",
+              *o->hellaswag ? " but --hellaswag" : "", todo.at);
 }
 // Prints what a user may not expect of these flags.
 static inline void print_notes(const Config *c, const Dataset *train) {
@@ -290,8 +311,8 @@ static inline void print_notes(const Config *c, const Dataset *train) {
     if (c->steps > 0 && o->warmup > c->steps) {
         printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64
                " step%s the learning rate is %.10g, not yet --lr %.10g\n",
-               o->warmup, c->steps, plural(c->steps),
-               options_learning_rate(o, c->steps - 1, c->steps), o->lr);
+               o->warmup, c->steps, plural(c->steps), learning_rate(o, c->steps - 1, c->steps),
+               o->lr);
     }
     print_delay_notes(o, c->steps);
     if (o->dry_run) { sizes_print(c, c->samples * o->seq_len); }
@@ -304,10 +325,7 @@ static inline void print_notes(const Config *c, const Dataset *train) {
                                ? "nothing unless it is stopped: --save-every N saves checkpoints"
                                : "nothing: --out FOLDER --save-every N save checkpoints");
     }
-    if (!*o->val) {
-        print_row("data", "no validation%s: --train is given without --val",
-                  *o->hellaswag ? " but --hellaswag" : "");
-    }
+    if (!*o->val) { print_no_validation(o); }
     if (o->steps && c->given.at[OPTION_INDEX_val] && !c->given.at[OPTION_INDEX_train]) {
         print_row("data", "training on the default, %s: --val is given without --train", o->train);
     }
@@ -339,10 +357,18 @@ static inline void print_model(const Plan *p) {
 static inline void print_machine(const Machine *m, const Comm *comm) {
     const double gflops = m->rates.flops_per_s / 1e9, peak = m->rates.peak_flops_per_s / 1e9;
     if (m->cluster.nodes) {
+        TextBuffer slower = {};
+        text_add(&slower, "%s", "");
+        for (int p = 0; p < m->cluster.parts; p++) {
+            const ClusterPart *part = &m->cluster.part[p];
+            if (part->speed == 1) { continue; }
+            text_add(&slower, ", %d of them at %g of it", part->nodes * part->ranks, part->speed);
+        }
         print_row("placement",
-                  "%d rank%s on %d node%s of --cluster; %.1f GFLOP/s matrix-multiply peak a rank",
+                  "%d rank%s on %d node%s of --cluster; %.1f GFLOP/s matrix-multiply peak a rank%s",
                   m->ranks->n, plural(m->ranks->n), m->cluster.nodes, plural(m->cluster.nodes),
-                  gflops);
+                  gflops, slower.text);
+        free(slower.text);
     } else {
         print_row("placement",
                   "%d rank%s on %d node%s, %d thread%s each, %s%s; %.1f GFLOP/s measured peak a "
@@ -359,13 +385,19 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   *reason ? " (cuDNN: " : "", reason, *reason ? ")" : "");
     }
 }
+static inline StepWork step_work(const Plan *p) {
+    const double tokens = (double)(p->config->samples * p->shape.T);
+    const StepWork work = {.tokens = tokens,
+                           .flops = gpt_step_flops(&p->model, tokens, (double)p->shape.T),
+                           .peak = p->machine->rates.peak_flops_per_s,
+                           .ranks = p->machine->ranks->n};
+    return work;
+}
 // Returns what the step of a plan for --cluster means.
 static inline Forecast forecast_of_plan(const Plan *p) {
     const Machine *m = p->machine;
-    const double tokens = (double)(p->config->samples * p->shape.T);
-    return forecast_make(tokens, gpt_step_flops(&p->model, tokens, (double)p->shape.T),
-                         p->predicted.step_s, m->rates.peak_flops_per_s * m->ranks->n,
-                         plan_most_bytes(p), planner_memory(&m->cluster, &p->config->options));
+    return forecast_make(step_work(p), p->predicted.step_s, plan_most_bytes(p),
+                         planner_memory(&m->cluster, &p->config->options));
 }
 static inline void print_forecast_of_plan(const RunPlans *plans) {
     const Plan *p = plans->first;
@@ -417,9 +449,35 @@ static inline void print_matrices(const Plan *p) {
               " iteration%s, %" PRId64 " of them by rank 0: %.2f %% of a step, predicted",
               f.all, iterations, plural(iterations), f.mine, 100 * f.share);
 }
+// What --dry-run finds of the memory of this machine (or of its GPU), for the model of the run that
+// needs most.
+typedef struct {
+    MemoryNeed need;
+    bool fits; // on the machines of all ranks
+} MemoryRoom;
+// All ranks call it.
+static inline MemoryRoom memory_room(const RunPlans *plans, Comm *comm) {
+    MemoryRoom room = {.need = memory_need(plans->first, comm),
+                       .fits = memory_fits_all(plans->first, comm)};
+    if (!plans->later) { return room; }
+    const MemoryNeed later = memory_need(plans->later, comm);
+    if (later.needed > room.need.needed) { room.need = later; }
+    room.fits &= memory_fits_all(plans->later, comm);
+    return room;
+}
+// Where it does not fit, check_memory() says so.
+static inline void print_room(const MemoryRoom *room) {
+    const MemoryNeed *n = &room->need;
+    if (!room->fits || isinf(n->there)) { return; }
+    print_row("memory", "fits: %d rank%s on this %s need%s %.2f GiB more, %.2f GiB are available",
+              n->sharers, plural(n->sharers), ops_memory_apart() ? "GPU" : "machine",
+              n->sharers == 1 ? "s" : "", gibibytes(n->needed), gibibytes(n->there));
+}
 // Prints what will happen. --dry-run: with a table of memory and traffic; at the start of a run in
 // one line of each.
-static inline void print_start(const RunPlans *plans, const Dataset *train, const Comm *comm) {
+// room: what --dry-run found of this machine's memory; NULL: it did not look.
+static inline void print_start(const RunPlans *plans, const Dataset *train, const Comm *comm,
+                               const MemoryRoom *room) {
     const Plan *p = plans->first;
     const bool table = p->config->options.dry_run, alone = p->machine->ranks->n == 1;
     Prediction predicted = p->predicted;
@@ -443,6 +501,11 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
         print_traffic_sum(predicted.traffic);
     }
     print_forecast_of_plan(plans);
+    if (room) { print_room(room); }
+    if (table) {
+        Privacy privacy = p->config->privacy;
+        privacy_print_plan(stdout, &privacy, &p->config->options);
+    }
     print_later(plans->later, table);
     print_notes(p->config, train);
     output_flush();
@@ -467,9 +530,9 @@ static inline void json_add_command(TextBuffer *line, int argc, char **argv) {
     }
     text_add(line, "]");
 }
-// The caller ends the object.
+// room: of --dry-run, or NULL. The caller ends the object.
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,
-                                  const Comm *comm) {
+                                  const Comm *comm, const MemoryRoom *room) {
     const Plan *p = plans->first;
     const Machine *m = p->machine;
     const Options *o = &p->config->options;
@@ -499,6 +562,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1]);
     const Forecast forecast = forecast_of_plan(p);
     if (m->cluster.nodes) { json_add_forecast(line, &forecast); }
+    if (room) { text_add(line, ",\"fits\":%s", room->fits ? "true" : "false"); }
     text_add(line, "}");
     if (plans->later) {
         const Plan *later = plans->later;
@@ -552,6 +616,11 @@ static inline void json_add_pair(TextBuffer *line, const char *name, double pred
     json_add_field(line, "measured", measured);
     text_add(line, "}");
 }
+// Returns the TFLOP/s of a rank if a step of the plan takes step_s.
+static inline double plan_tflops(const Plan *p, double step_s) {
+    const StepWork work = step_work(p);
+    return tflops_of(&work, step_s);
+}
 static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, Measured *m) {
     Prediction predicted = p->predicted;
     text_add(line, "{\"event\":\"end\",\"memory\":{\"predicted\":");
@@ -569,6 +638,8 @@ static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, M
     json_add_traffic(line, m->traffic);
     text_add(line, "}");
     json_add_pair(line, "step_ms", predicted.step_s * 1000, m->step_ms);
+    json_add_pair(line, "tflops", plan_tflops(p, predicted.step_s),
+                  plan_tflops(p, m->step_ms / 1000));
     json_add_pair(line, "idle", predicted.idle, m->idle);
     json_add_field(line, "overhead", m->overhead);
     json_add_field(line, "energy_j", m->joules);
@@ -640,6 +711,9 @@ static inline void print_end(const Plan *plan, Measured *m) {
         const bool holds = prediction_holds(p->step_s, measured);
         print_pair("step", holds ? readable_step(p->step_s).at : "(machine busy)",
                    readable_step(measured).at);
+        print_pair("TFLOP/s of a rank",
+                   holds ? readable_tflops(plan_tflops(plan, p->step_s)).at : "",
+                   readable_tflops(plan_tflops(plan, measured)).at);
         if (!alone) { print_pair("waiting for messages", idle[0], idle[1]); }
     }
     for (int k = 0; k < MEMORY_KINDS; k++) {
@@ -666,12 +740,29 @@ static inline void report_end(const Plan *plan, Measured *m, int64_t disk, Priva
     log_object(log, &line);
 }
 
-static inline void report_resumed(const char *path, const Progress *p, int64_t steps) {
+// Prints that the learning rate of the next step is above that of the checkpoint's last one, as
+// where a run whose rate has fallen goes on for more steps: the same schedule, drawn out, is higher
+// there.
+static inline void print_rate_rise(const Options *o, const Progress *p, int64_t steps) {
+    const double before = p->lr, next = learning_rate(o, p->step, steps);
+    const bool muon = !strcmp(optimizers[o->optimizer].name, "muon"), warm = o->warmup > p->step;
+    // a warm-up that goes on also rises, but from the same rate
+    if (p->step >= steps || !(learning_rate(o, p->step - 1, steps) > 1.01 * before)) { return; }
+    const Text of_muon = text_of(" --muon-lr %.3g", o->muon_lr * before / o->lr);
+    const Text ends = text_of(": its schedule now ends at step %" PRId64, steps);
+    printf("note: the learning rate goes back up, from %.3g at step %" PRId64 " to %.3g%s. To stay "
+           "at the rate that was reached, give --lr %.3g --lr-schedule constant%s%s\n",
+           before, p->step, next, rate_is_constant(o) ? "" : ends.at, before,
+           warm ? " --warmup 0" : "", muon ? of_muon.at : "");
+}
+static inline void report_resumed(const char *path, const Progress *p, const Config *c) {
     const char *compute = dtype_name(ops_compute());
+    const int64_t steps = c->steps;
     printf("resumed from %s: step %" PRId64 "\n", path, p->step);
     if (steps && steps < p->step) {
         printf("note: it has more than the run's %" PRId64 " steps: nothing is trained\n", steps);
     }
+    print_rate_rise(&c->options, p, steps);
     if (strcmp(p->compute, "?") && strcmp(p->compute, compute)) {
         printf("note: it was trained with products in %s, now they are in %s: losses differ in "
                "their last digits from what they would have been\n",

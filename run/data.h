@@ -225,10 +225,12 @@ static inline int tokenizer_keep(const Tokenizer *t, const char *out) {
     return tokenizer_copy_file(t->from_json ? t->path : merges, out, "json");
 }
 
-static inline Data open_data(const Config *c, const ModelSpec *spec) {
+// Opens the data of a run. train_alone: only what it trains on.
+static inline Data open_data(const Config *c, const ModelSpec *spec, bool train_alone) {
     const Options *o = &c->options;
     const int32_t vocab = (int32_t)spec->model.config.vocab;
-    const bool validates = o->val_every && (*o->val || c->given.at[OPTION_INDEX_val]);
+    const bool validates =
+        !train_alone && o->val_every && (*o->val || c->given.at[OPTION_INDEX_val]);
     char path[1100];
     Data d = {};
     const char *file = find_tokenizer(c, spec, validates, path, sizeof path);
@@ -254,7 +256,7 @@ static inline Data open_data(const Config *c, const ModelSpec *spec) {
     train.windows_per_document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0;
     if (o->steps) { d.train = dataset_open(o->train, train); }
     if (validates) { d.val = dataset_open(o->val, val); }
-    if (*o->hellaswag) { d.hellaswag = choices_open(o->hellaswag, hellaswag); }
+    if (*o->hellaswag && !train_alone) { d.hellaswag = choices_open(o->hellaswag, hellaswag); }
     check_tokenizers(o, &d, vocab, file);
     if (validates) {
         d.val_bytes = dataset_target_bytes(&d.val, &d.tokenizer, validation_samples(c, &d.val));

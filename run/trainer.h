@@ -32,6 +32,7 @@
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
 #include "state/disk.h"
+#include "state/learning_rate.h"
 #include "state/planned.h"
 #include "state/store.h"
 #include "state/update.h"
@@ -256,6 +257,10 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
     }
     const int64_t samples = r->privacy.on && shown ? step->samples : plan->config->samples;
     const double tokens = samples * T;
+    const StepWork work = {.tokens = tokens,
+                           .flops = gpt_step_flops(&plan->model, tokens, T),
+                           .peak = plan->machine->rates.peak_flops_per_s,
+                           .ranks = r->comm->ranks};
     const StepFacts facts = {
         .step = step->step,
         .last = step->step == r->progress.step && (step->step == r->end || r->stopping),
@@ -264,8 +269,8 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .lr = step->lr,
         .seconds = seconds,
         .tokens = tokens,
-        .mfu = mfu_of(gpt_step_flops(&plan->model, tokens, T), seconds,
-                      plan->machine->rates.peak_flops_per_s * r->comm->ranks),
+        .mfu = mfu_of(work.flops, seconds, work.peak * work.ranks),
+        .tflops = tflops_of(&work, seconds),
         .joules = shown ? energy_joules(&j->energy) : nobody,
         .windows = shown ? step->windows : NULL,
         .samples = step->samples,
@@ -490,8 +495,8 @@ static inline void train_step(Run *r) {
     const int64_t step = r->progress.step, steps = r->plan->config->steps;
     const double changed = delink_rate(o, &r->plan->model, &r->progress);
     const StepRates rates = {
-        .lr = options_learning_rate(o, step, steps) * changed,
-        .factor = options_schedule(o, step, steps) * changed,
+        .lr = learning_rate(o, step, steps) * changed,
+        .factor = learning_rate_share(o, step, steps) * changed,
         .step = step,
     };
     Journal *j = &r->journal;
@@ -515,6 +520,7 @@ static inline void train_step(Run *r) {
     profile_end(&r->profile, &r->executor, &program->rank[r->comm->rank]);
     ops_range_end();
     r->progress.step++;
+    r->progress.lr = learning_rate(o, step, steps);
     r->progress.position += r->plan->config->samples;
     report.seconds = seconds_now() - start;
     j->spent.steps++;

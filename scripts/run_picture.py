@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""run_picture.py: README's picture of what `make run` gives: what it prints, and its loss curve.
+"""run_picture.py: README's pictures of what `make run` gives: what it prints, and its loss curve;
+its page.
 
     make run | tee out/shakespeare/printed.txt
     .venv/bin/python scripts/run_picture.py out/shakespeare docs/run.png
+    .venv/bin/python scripts/run_picture.py out/shakespeare/report.html docs/page.png
 
-Reads printed.txt and log.jsonl of the folder. Run it after a run on an idle machine: times are in
-the picture. Needs matplotlib and Pillow (scripts/setup.sh python and data).
+Reads printed.txt and log.jsonl of a folder, or a page. Run it after a run on an idle
+machine: times are in the picture. Needs matplotlib and Pillow (scripts/setup.sh python and data);
+for the page Chromium instead of matplotlib.
 """
 
 import argparse
 import io
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import plot
@@ -19,6 +25,7 @@ from regular_files import one_line
 
 ROWS = 37  # of the terminal
 COLORS = 48  # of the picture, which is small then
+PAGE = 1280, 1385  # of the page: down to the bars of memory and traffic
 
 
 def excerpt(text):
@@ -49,28 +56,45 @@ def draw(pyplot, folder):
     return figure
 
 
+def photograph(page):
+    """A PNG of the begin of a page, as Chromium shows it."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if not browser:
+        raise ImportError("chromium is missing: apt-get install chromium")
+    with tempfile.TemporaryDirectory(prefix="run_picture_") as folder:
+        words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        words += ["--window-size=%d,%d" % PAGE, "--virtual-time-budget=20000"]
+        words += [f"--user-data-dir={folder}", f"--screenshot={folder}/page.png"]
+        subprocess.run([browser, *words, page.resolve(True).as_uri()], capture_output=True)
+        return io.BytesIO((Path(folder) / "page.png").read_bytes())
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("source", type=Path, metavar="FOLDER|PAGE.html")
     parser.add_argument("picture", type=Path, metavar="PICTURE.png")
     options = parser.parse_args()
     try:
-        import matplotlib
         from PIL import Image
 
-        matplotlib.use("agg")
-        from matplotlib import pyplot
+        if options.source.suffix == ".html":
+            data = photograph(options.source)
+        else:
+            import matplotlib
 
-        figure, data = draw(pyplot, options.folder), io.BytesIO()
-        figure.savefig(data, dpi=100, facecolor="white")
+            matplotlib.use("agg")
+            from matplotlib import pyplot
+
+            figure, data = draw(pyplot, options.source), io.BytesIO()
+            figure.savefig(data, dpi=100, facecolor="white")
         Image.open(data).convert("RGB").quantize(COLORS).save(options.picture, optimize=True)
     except ImportError as error:
         print(f"run_picture.py: {error}: scripts/setup.sh python", file=sys.stderr)
         return plot.EXIT_RESOURCES
     except (OSError, IndexError, ValueError, plot.BadLog) as error:
-        text = f"run_picture.py: {options.folder}: not of `make run`: {error}"
+        text = f"run_picture.py: {options.source}: not of `make run`: {error}"
         print(one_line(text), file=sys.stderr)
         return plot.EXIT_INPUT
     return 0

@@ -52,9 +52,11 @@ SHOWN = 160  # characters of a value
 PRINTS = {"--help", "--compat", "--dp-account", "--plan", "--dry-run"}
 # Keys of the log that hold measured times and rates, or follow from them.
 TIMED = {"step_ms", "idle", "peak_flops", "rates"}  # but not of a --cluster, which tells its rates
-MEASURED = {"ms", "of_step", "waiting_ms", "tokens_per_s", "mfu", "joules", "energy_j", "overhead"}
+MEASURED = {"ms", "of_step", "waiting_ms", "tokens_per_s", "mfu", "tflops", "joules", "energy_j"}
+MEASURED |= {"overhead"}
 # Of a manifest: the folder's name is in flags, and products of matrices are chosen by their times.
-UNSTABLE_LINES = ("flags ", "checksum ", "matmul")
+# Older programs do not write lr, which the log has for each step.
+UNSTABLE_LINES = ("flags ", "checksum ", "matmul", "lr ")
 
 
 def sha256(data):

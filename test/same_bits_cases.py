@@ -269,9 +269,9 @@ BUDGETS_REFUSED = {  # the message says what the smallest budget is
 BUDGETS = {  # with --offload auto
     "500K": (1, "--device-memory 500K"),
     "400K auto": (1, "--device-memory 400K --offload auto"),
-    "1500K zero 3": (2, "--device-memory 1500K --zero 3 --dtype bf16"),
-    "1600K delink": (2, "--device-memory 1600K --share all --delink-at 2 --zero 2 --dtype bf16"),
-    "of the host too": (2, "--device-memory 1500K --host-memory 1G --zero 2 --dtype bf16"),
+    "2400K zero 3": (2, "--device-memory 2400K --zero 3 --dtype bf16"),
+    "2400K delink": (2, "--device-memory 2400K --share all --delink-at 2 --zero 2 --dtype bf16"),
+    "of the host too": (2, "--device-memory 2400K --host-memory 1G --zero 2 --dtype bf16"),
 }
 
 # Runs that save after 3 and 6 steps, and the same from step 3 to their end.
@@ -395,6 +395,7 @@ SCHEDULES = {
 REFUSED_FLAGS = """
 --resume
 --save-every 5
+--keep 3
 --hellaswag file --val-every 0
 --json
 --cluster 1x1

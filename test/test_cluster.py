@@ -522,6 +522,11 @@ class Nodes(TestCase):
             "2x1", "--memory", "300M", *train, status=3
         )  # before it takes what the kernel would kill it for
         self.assertIn("1 ranks on this machine need", refused.stdout + refused.stderr)
+        dry = cluster("2x1", "--memory", "300M", *train, "--dry-run", status=3)
+        self.assertIn("memory of rank 0:", dry.stdout)
+        self.assertIn("1 ranks on this machine need", dry.stdout + dry.stderr)
+        dry = cluster("2x1", "--memory", "2G", *train, "--dry-run").stdout
+        self.assertIn("memory     fits: 1 rank on this machine needs", dry)
 
     def test_cable(self):
         heard, said = self.path("heard"), lambda: len(read(heard))

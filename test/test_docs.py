@@ -55,6 +55,7 @@ ELSEWHERE = (
     "scripts/gpu_",
     "scripts/long_run.sh",
     "scripts/zeropp_bars.py",
+    "scripts/run_picture.py",
     "test/",
     "build/",
     "nsys",
@@ -499,7 +500,8 @@ def started(variables, words):
         return launcher + ["./train_gpt"] + flags + shortened(flags)
     words = [word for word in words if word]
     if words[0].startswith(RECIPES):
-        return words + ([] if "--dry-run" in words else ["--dry-run"])
+        for_gpus = ["--dry-run", "--cluster", "1x8,gpu=h100"]  # they need not fit this machine
+        return words + ([] if "--dry-run" in words else for_gpus)
     if words[0].endswith(".py"):
         return [PYTHON] + words
     if words[0] == "scripts/same_loss.sh" and "--" in words:

@@ -1712,6 +1712,47 @@ class Ledger(PrivateCheck):
                 f"epsilon <= {math.ceil(float(told['epsilon']) * 1e4) / 1e4:.4f}", job.out
             )
 
+    def test_dry_run(self):
+        """It promises what the run then does: epsilon, sigma and q. Without the data, and where a
+        checkpoint goes on, it says what they depend on."""
+        documents = dict(windows="document", dp_unit="document", dp_windows_per_document=2)
+        cases = [
+            dict(self.RUN, steps=6, dp_noise=None, dp_epsilon=3, dp_key=None),
+            dict(self.RUN, steps=-1, ranks=2, zero=2),
+            dict(self.RUN, steps=6, dp_epsilon=1, dp_delta=None),
+            dict(self.RUN, steps=6, **documents),
+        ]
+        rows = lambda job: re.search(r"(?m)^privacy .*\n(?: +.*\n)+", job.out).group()
+        for case in sample(cases, 2):
+            job, dry = train(**case), train(**dict(case, dry_run=1, log=None))
+            self.assertEqual(rows(dry).split(), rows(job).split())
+            self.assertRegex(rows(dry), r"epsilon \d\S+ at delta ")
+            self.assertRegex(rows(dry), r"sampling rate q = 0\.\d+ \(Poisson\)")
+            self.assertRegex(" ".join(rows(dry).split()), r"noise of sigma [\d.]+ times that")
+            self.assertIn("20 tokens", " ".join(rows(dry).split()))
+            alone = train(**dict(case, dry_run=1, log=None, json=1)).out
+            told = json.loads(alone, parse_float=str)["privacy"]
+            begun = job.of("start")[0]["privacy"]
+            self.assertIsNone(told.pop("key"))
+            self.assertEqual(len(begun.pop("key")), 16)
+            self.assertEqual(told, begun)
+        missing = dict(cases[0], dry_run=1, train="/nowhere/train_*.bin", log=None)
+        said = " ".join(rows(train(**missing)).split())
+        self.assertIn("epsilon, sigma and q follow from the number of windows of --train /no", said)
+        out = os.path.join(scratch(), "out")
+        train(**dict(cases[0], out=out, save_every=3))
+        said = rows(train(**dict(cases[0], out=out, resume=1, steps=9, dry_run=1, log=None)))
+        self.assertIn("are those of the checkpoint in --out", " ".join(said.split()))
+
+    def test_delta_of_a_unit(self):
+        """28 windows: a delta above 1 / 28 is refused before a minute goes into the noise."""
+        for dry in ({}, dict(dry_run=1, log=None)):
+            case = dict(self.RUN, steps=6, dp_noise=None, dp_epsilon=3, **dry)
+            job = train(**dict(case, dp_delta=0.036), code=EXIT_INPUT)
+            self.assertIn("--dp-delta 0.036 is above 1 / units, 0.0357: --train has 28", job.err)
+            self.assertIn("better a tenth of it", job.err)
+            train(**dict(case, dp_delta=0.0357))
+
     def test_the_step_that_would_exceed_the_target_is_not_taken(self):
         budget = account(q=5 / 28, sigma=1.1, steps=4, delta=1e-5)["epsilon"] * 1.001
         out = os.path.join(scratch(), "out")

@@ -10,13 +10,14 @@ follows from the rates that were given.
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import unittest
 
 import harness
-from harness import EXIT_INPUT, NORM_CHUNK, ROOT, at_once, scratch
+from harness import EXIT_INPUT, EXIT_RESOURCES, NORM_CHUNK, ROOT, at_once, scratch
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import published_runs  # noqa: E402
@@ -310,6 +311,55 @@ class Time(unittest.TestCase):
         for overlap, expected in ((1, 200), (0.5, 250), (0, 300)):
             found = predict(*words, "--dtype", "fp32", cluster=f"{free},overlap={overlap}")
             self.assertAlmostEqual(found["predicted"]["step_ms"], expected, delta=0.1)
+
+
+class Here(unittest.TestCase):
+    """Without --cluster: does it fit the memory of this machine?"""
+
+    SMALL = ["--model", "layers=2,heads=2,channels=64,vocab=256", "--seq-len", 64]
+    LARGE = ["--model", "layers=96,heads=96,channels=12288,vocab=50257", "--seq-len", 64]
+
+    def check(self, words, ranks, message):
+        """message: of a run that does not fit, else ''."""
+        done = run(*words, ranks=ranks)
+        self.assertEqual(done.returncode, EXIT_RESOURCES if message else 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["predicted"]["fits"], not message)
+        table = run(*words, "--json", 0, ranks=ranks)
+        self.assertEqual(table.returncode, done.returncode, table.stderr)
+        said = " ".join(table.stdout.split())
+        verb = "ranks on this machine need" if ranks > 1 else "rank on this machine needs"
+        row = re.search(rf"memory fits: {ranks} {verb} (\S+) GiB more, (\S+) GiB are", said)
+        self.assertEqual(bool(row), not message, said)
+        self.assertIn("memory of rank 0:", said, "the prediction is printed in any case")
+        for one in (done, table):
+            self.assertEqual(one.stderr.count("GiB are available"), bool(message), one.stderr)
+            self.assertRegex(one.stderr, message or r"\A")
+        return row and float(row[1])
+
+    def test_fits(self):
+        for ranks in (1, 2):
+            self.check(self.SMALL, ranks, "")
+
+    def test_of_all_ranks(self):
+        """What the ranks of a machine need together counts."""
+        model = ["--model", "layers=8,heads=8,channels=1024,vocab=1000", "--seq-len", 64]
+        one, two = (self.check(model, ranks, "") for ranks in (1, 2))
+        self.assertAlmostEqual(two / one, 2, delta=0.2)
+
+    def test_does_not_fit(self):
+        for ranks in (1, 2):
+            self.check(self.LARGE, ranks, rf"{ranks} ranks on this machine need .* GiB more")
+
+    def test_the_delinked_model_does_not_fit(self):
+        """Blocks that share fit, those that follow do not."""
+        words = ["--model", "layers=500,heads=16,channels=2048,vocab=256", "--seq-len", 16]
+        words += ["--micro-batch", 1, "--share", "all", "--steps", 9]
+        self.check(words, 1, "")
+        self.check([*words, "--delink-at", 5], 1, "GiB more")
+
+    def test_a_cluster_is_elsewhere(self):
+        found = predict(*self.LARGE, cluster="1x1,tflops=1,memory=1,capacity=1")
+        self.assertFalse(found["predicted"]["fits"])
 
 
 class Rest(unittest.TestCase):

@@ -21,6 +21,7 @@ rank is waited for.
 import glob
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -447,6 +448,8 @@ class Clocks(unittest.TestCase):
             for share in (e["mfu"] for e in job.of("step")):
                 self.assertTrue(share is None or 0 < float(share) <= 1, share)
             self.assertEqual("MFU - %" in out, when == "before", out)
+            # what is known all the same
+            self.assertEqual(bool(re.search(r"MFU - % \S+ TFLOP/s \|", out)), when == "before", out)
 
 
 class Folder(unittest.TestCase):

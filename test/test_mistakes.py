@@ -86,6 +86,7 @@ VALUES = """
     --optimizer adam                  | takes one of adamw|sgd           | the default is adamw
     --resume true                     | --resume takes 0 or 1            | alone it means 1
     --resume                          | --resume with --out: needs the   | --compat
+    --keep 2                          | --keep with --out: counts the    | --compat
     --json                            | --json with --dry-run: only      | --compat
     --zero-quantized-weights          | with --zero: .* give --zero 3    | --compat
     --device-memory 24GB              | takes a number of bytes          | such as 16G
@@ -112,6 +113,7 @@ FILES = """
     --model tokens.bin                | expected magic 20240326          | --model takes
     --model gpt3:175B                 | need .* GiB more                 | no --micro-batch fits
     --train data/mine_*.bin           | found no such file               | scripts/prepare_data.py
+    --val data/mine_*.bin --val-every 1 | --val .* found no such file    | --val-every 0 turns
     --train folder                    | found a directory .*DIR/\\*.bin  | scripts/prepare_data.py
     --train text.txt                  | expected a shard of tokens       | scripts/prepare_data.py
     --train book.txt                  | expected a shard of tokens       | scripts/prepare_data.py

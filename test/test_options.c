@@ -355,7 +355,7 @@ static void test_the_last_one_wins(void **state) {
     }
     check_refused("--steps ten --steps 10", "--steps", "whole number");
     // pairs see what counts
-    check_refused("--out x --resume --out=", "--resume with --out", "needs the folder");
+    check_refused("--out x --resume --out=", "--resume with --out", "add --out FOLDER");
     Options options;
     OptionsGiven given;
     Line line;
@@ -469,13 +469,21 @@ static const char *const refused[][3] = {
     {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B",
      "such as 3:5"},
     {"--cluster 8 --dry-run", "--cluster begins with nodes x ranks", "found \"8\""},
-    {"--cluster 1000000x8 --dry-run", "takes from 1 to 16384 ranks", "1000000x8"},
+    {"--cluster 1000000x8 --dry-run", "takes from 1 to 16384 ranks", "1000000x8: too many ranks"},
+    {"--cluster 99999999999999999999x8 --dry-run", "--cluster takes from 1", "too many ranks"},
+    {"--cluster 2x4294967297,gpu=h100 --dry-run", "--cluster takes from 1", ": too many ranks"},
+    {"--cluster 1x1+1x2+1x1+1x2+1x1+1x2+1x1+1x2+1x1 --dry-run", "8 kinds", ": too many kinds"},
+    {"--cluster 1x8+1x8,gpu=h100+a100 --dry-run", "--cluster mixes GPUs, h100 and a100", "*0.5"},
+    {"--cluster 1x8,gpu=h100+1x8,gpu=A100 --dry-run", "it mixes GPUs, h100 and a100", "*0.5"},
+    {"--cluster 1xv100+1xl40s --dry-run", "--cluster mixes GPUs, v100 and l40s", "one kind"},
+    {"--cluster 1x8*h100+1x8*b200 --dry-run", "--cluster mixes GPUs, h100 and b200", "one kind"},
+    {"--cluster 1x8,gpu=h100,gpu=h100 --dry-run", "--cluster has gpu twice", "2x8,gpu=h100"},
     {"--cluster x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster -2x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x8x2 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
     {"--cluster 2x10000 --dry-run", "takes from 1 to 16384 ranks", "2x8,intra=25"},
-    {"--cluster 0x8 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 0x8"},
+    {"--cluster 0x8 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 0x8\n"},
     {"--cluster 9999x9999 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 9999x9999"},
     {"--cluster 2x8 --dry-run", "--cluster needs intra=", "GB/s"},
     {"--cluster 2x1 --dry-run", "--cluster needs inter=", "GB/s"},
@@ -606,6 +614,7 @@ static const char *const clashes[][3] = {
     {"--resume", "resume", "out"},
     {"--resume 1 --out=", "resume", "out"},
     {"--save-every 5", "save-every", "out"},
+    {"--keep 3", "keep", "out"},
     {"--hellaswag file --val-every 0", "hellaswag", "val-every"},
     {"--json", "json", "dry-run"},
     {"--json --dry-run 0", "json", "dry-run"},

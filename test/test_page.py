@@ -475,6 +475,21 @@ class Browser(Pages):
         lines = re.findall(r'class="js-line"[^>]* d="([^"]*)"', curves)
         self.assertEqual([len(re.findall(r"[\d.]+,[\d.]+", line)) for line in lines], [10, 3])
 
+    @need("PIL")
+    def test_picture(self):
+        """README's picture of a page: a PNG of its width, which is small."""
+        picture = Path(scratch()) / "page.png"
+        words = [PYTHON, SCRIPTS / "run_picture.py"]
+        done = harness.output_of(*words, Path(scratch()) / "report.html", picture, text=True)
+        self.assertEqual(done.returncode, EXIT_INPUT, done.stderr)
+        self.assertIn("not of `make run`", done.stderr)
+        page = self.report(self.log(start(), step(1), step(2))).stdout.strip()
+        done = harness.output_of(*words, page, picture, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        data = picture.read_bytes()
+        self.assertEqual(data[:8] + data[16:20], b"\x89PNG\r\n\x1a\n\0\0\5\0")
+        self.assertLess(len(data), 200_000)
+
     def test_hostile(self):
         """Names of runs stay text in legends, too."""
         label = HOSTILE[:50]

@@ -10,6 +10,7 @@ papers that --plan is compared with, here.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import unittest
@@ -75,6 +76,39 @@ class Plan(unittest.TestCase):
             self.assertGreaterEqual(other["predicted"]["step_ms"], answer["predicted"]["step_ms"])
         names = [other["name"] for other in answer["alternatives"]]
         self.assertEqual(names[:3], ["data parallel", "GPipe, even split", "runner-up"])
+
+    def test_flags_to_type(self):
+        """The flags that are printed for a plan are accepted, and give its predicted time."""
+        slow = "2x2,intra=5,inter=0.1,tflops=1,memory=100,latency=20"
+        cases = {
+            "stages": ["--cluster", slow, "--batch-tokens", 2048],
+            "one": ["--cluster", "1x4,intra=900,tflops=1,memory=900", "--batch-tokens", 65536],
+            "small": ["--cluster", slow, "--batch-tokens", 4096, "--device-memory", "80M"],
+        }
+        size = ["--model", "layers=6,heads=4,channels=256,vocab=512", "--seq-len", 64]
+        size += ["--dtype", "fp32"]
+        kinds = set()
+        for name, words in cases.items():
+            words = [BINARY, *map(str, [*words, *size])]
+            ask = lambda *more: subprocess.check_output(
+                [*words, *more], env=environment(), text=True, timeout=120
+            )
+            answer = json.loads(ask("--plan", "--json"))
+            self.assertIn(f"\nflags      {answer['flags']}\n", ask("--plan"))
+            for one in (answer, *answer["alternatives"]):
+                flags, spec = shlex.split(one["flags"]), "1"
+                if len(one["stages"]) > 1:
+                    spec = ",".join(f"{s['units']}:{s['replicas']}" for s in one["stages"])
+                    in_order = [r for s in one["stages"] for r in s["ranks"]] == [0, 1, 2, 3]
+                    spec = spec if in_order else "auto"
+                self.assertEqual(flags[:2], ["--pipeline", spec], one)
+                if spec == "auto":
+                    continue
+                kinds.add(min(len(one["stages"]), 2))
+                took = json.loads(ask("--dry-run", "--json", *flags))["predicted"]["step_ms"]
+                if one is answer:  # the search counts the sums of some others more coarsely
+                    self.assertLess(abs(took / one["predicted"]["step_ms"] - 1), 0.15, one)
+        self.assertEqual(kinds, {1, 2})
 
     def test_memory(self):
         limit = 4 << 30

@@ -189,6 +189,46 @@ static void test_refused_plans(void **state) {
     check_case(spent, EXIT_INPUT, "not one step with --dp-noise 0.5 keeps --dp-epsilon 0.01", "");
     check_case(longer, EXIT_INPUT, "2000000000 private steps", "fewer --steps");
 }
+// Body for run_child: a delta, of data with so many units.
+typedef struct {
+    const char *line;
+    int64_t units;
+} DeltaCase;
+static void run_delta(const void *argument) {
+    const DeltaCase *c = (const DeltaCase *)argument;
+    Run r;
+    parse_run(&r, "%s", c->line);
+    privacy_check_delta(&r.options, c->units);
+}
+static void test_delta_of_a_unit(void **state) {
+    (void)state;
+    static const char documents[] =
+        "--dp-noise 1 --dp-unit document --windows document --dp-delta 0.3";
+    static const struct {
+        DeltaCase is;
+        const char *first, *second; // of the message; NULL: accepted
+    } cases[] = {
+        {{"--dp-noise 1 --dp-delta 0.25", 4}, NULL, NULL},
+        {{"--dp-noise 1 --dp-delta 1e-3", 0}, NULL, NULL}, // the data is not known
+        {{"--dp-noise 1", 1000000}, NULL, NULL},
+        {{"--dp-noise 1 --dp-delta 0.2501", 4},
+         "--dp-delta 0.2501 is above 1 / units, 0.25",
+         "4 windows"},
+        {{"--dp-epsilon 1 --dp-delta 1e-3", 1001}, "above 1 / units, 0.000999", "1001 windows"},
+        {{documents, 3}, NULL, NULL},
+        {{documents, 4}, "above 1 / units, 0.25", "4 documents"},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        char message[4096];
+        const bool good = !cases[i].first;
+        const int found = run_child(run_delta, &cases[i].is, message, sizeof message);
+        assert_int_equal(found, good ? EXIT_DONE : EXIT_INPUT);
+        if (good) { continue; }
+        assert_non_null(strstr(message, cases[i].first));
+        assert_non_null(strstr(message, cases[i].second));
+        assert_non_null(strstr(message, "better a tenth of it"));
+    }
+}
 static void test_noise_is_found(void **state) {
     (void)state;
     const int one = (int)draw(2); // of the two, or both
@@ -745,12 +785,12 @@ static void test_texts(void **state) {
     static const char *const at_start[] = {
         "epsilon ",
         "at delta 0.000103 after 50 steps",
-        "each document of the training data (2 windows at most of it)",
+        "each document of the training data (2 windows at most of it, of 256 tokens each)",
         "replace-one",
         "by prv",
-        "sampling rate 0.0123077 (Poisson): 12 samples of 975",
+        "sampling rate q = 0.0123077 (Poisson): 12 samples of 975",
         "clipped to 1 (unit, abadi)",
-        "noise of 1.1"};
+        "noise of sigma 1.1 times that"};
     static const char *const at_end[] = {"after 20 steps: epsilon <= ",
                                          "at delta 0.000103",
                                          "each document",
@@ -775,7 +815,7 @@ static void test_texts(void **state) {
         "\"windows\":975,",
         "\"sigma\":1.1",
         "\"clip\":1,",
-        "\"windows_per_document\":2,",
+        "\"windows_per_document\":2,\"window_tokens\":256,",
         "\"clip_style\":\"unit\"",
         "\"clip_function\":\"abadi\"",
         "\"unit\":\"document\"",
@@ -895,6 +935,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_not_private),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_refused_plans),
+        cmocka_unit_test(test_delta_of_a_unit),
         cmocka_unit_test(test_noise_is_found),
         cmocka_unit_test(test_steps_stop_before_the_target),
         cmocka_unit_test(test_cap),

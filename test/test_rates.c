@@ -133,6 +133,11 @@ static void test_readable(void **state) {
                 isnan(mfu_of(0, 1, 1)));
     assert_string_equal(readable_share(mfu_of(6567e10, 1, 1e10), 0).at, "- %");
     assert_string_equal(readable_share(0.513, 0).at, "51 %");
+    const StepWork work = {.flops = 6e12, .ranks = 4}, unknown = {.ranks = 4};
+    assert_near(tflops_of(&work, 0.5), 3);
+    assert_true(isnan(tflops_of(&unknown, 1)) && isnan(tflops_of(&work, 0)));
+    assert_string_equal(readable_tflops(0.15971).at, "0.16");
+    assert_string_equal(readable_tflops(NAN).at, "");
     assert_true(prediction_holds(1, 1.9) && prediction_holds(1.9, 1) && prediction_holds(2, 1));
     assert_false(prediction_holds(1, 2.1) || prediction_holds(2.1, 1) ||
                  prediction_holds(722, 0.01));

@@ -853,11 +853,15 @@ class Numbers(Check):
                 steps=2,
             )
             peak = float(job.of("start")[0]["peak_flops"])
-            for ms, rate, mfu in job.steps("ms", "tokens_per_s", "mfu"):
-                expected = 96e3 / float(ms)
-                self.assert_close(
-                    [rate, mfu], [expected, 6 * weights * expected / peak / ranks], 1e-6, ranks
-                )
+            for ms, *found in job.steps("ms", "tokens_per_s", "mfu", "tflops"):
+                tokens_per_s = 96e3 / float(ms)
+                flops = 6 * weights * tokens_per_s / ranks
+                self.assert_close(found, [tokens_per_s, flops / peak, flops / 1e12], 1e-6, ranks)
+            step_ms, told = job.end()["step_ms"], job.end()["tflops"]
+            for name in ("predicted", "measured"):
+                rate = 6 * weights * 96e-9 / float(step_ms[name]) / ranks
+                self.assert_close([told[name]], [rate], 1e-6, name)
+            self.assertRegex(job.out, r"\n  TFLOP/s of a rank  .* \d")
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1658,7 +1658,7 @@ done
     def test_mpi_is_missing(self):
         """One line that says what to type, not what the shell did not find."""
         path = self.without_mpi()
-        for words in ((), ("emu",), ("sanitize",), ("build/test_options",)):
+        for words in ((), ("emu",), ("sanitize",), ("build/test_options",), ("PORTABLE=1",)):
             said = self.refused(*words, path=path)
             self.assertRegex(
                 said,
@@ -1666,8 +1666,43 @@ done
                 r"one rank, without MPI\nmake(\[\d+\])?: \*\*\* .* Error 2\n\Z",
             )
 
+    def test_compiler_is_missing(self):
+        path = self.without_mpi()
+        (self.folder / "bin/cc").unlink()
+        for words in (("MPI=0",), ("build/train_gpt_alone", "MPI=0")):
+            self.assertRegex(
+                self.refused(*words, path=path),
+                r"\Acc is missing: scripts/setup\.sh alone installs a compiler\nmake.* Error 2\n\Z",
+            )
+
+    def absent(self, *headers):
+        """A compiler that does not find these headers."""
+        names = " | ".join(f'"#include <{header}>"' for header in headers)
+        case = f'case "$*" in *" -E "*) read -r l; case $l in {names}) exit 1 ;; esac; exit ;; esac'
+        self.write("bin/mpicc", self.COMPILER.replace("\n", f"\n{case}\n", 1)).chmod(0o755)
+
+    def test_products_are_missing(self):
+        """What multiplies matrices is needed; without the better of the two a line says so."""
+        for headers, name in (
+            (("dnnl.h", "cblas.h", "mkl_cblas.h"), "cblas.h"),
+            (("dnnl.h",), "dnnl.h"),
+        ):
+            self.absent(*headers)
+            said = self.refused(*["MATMUL=onednn"] * (name == "dnnl.h"))
+            line = rf"\Ano {name}: scripts/setup\.sh build installs oneDNN or a BLAS"
+            self.assertRegex(said, line)
+        better = "train_gpt: without oneDNN (matrix products are slower): scripts/setup.sh build"
+        self.assertIn(better, self.make("-B")[0])
+        self.assertNotIn("without", self.make("-B", "MATMUL=cblas")[0])
+        self.absent("dnnl.h", "cblas.h")
+        self.assertEqual(self.make("-B")[1], {"train_gpt"}, "with MKL's header")
+        self.absent("utf8proc.h")
+        self.assertIn("train_gpt: without PCRE2 and utf8proc (--prompt", self.make("-B")[0])
+        self.assertNotIn("without", self.make("-B", "PCRE2=0")[0])
+
     def test_refused(self):
         self.assertIn("MPI=no: expected 0 or 1", self.refused("MPI=no"))
+        self.assertIn("MATMUL=blas: expected onednn or cblas", self.refused("MATMUL=blas"))
         self.assertIn("make test needs MPI", self.refused("test", "MPI=0"))
 
     def test_without_a_target(self):

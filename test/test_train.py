@@ -76,6 +76,7 @@ from harness import (
     TIMEOUT,
     TOKENS,
     TestCase,
+    at_once,
     VOCAB,
     WINDOWS,
     bf16_words,
@@ -997,6 +998,55 @@ class Resume(TestCase):
             job = train(out=os.path.join(scratch(), "new"), resume=1, **changes, code=EXIT_INPUT)
             self.assertIn("no valid checkpoint", job.err)
 
+    def test_rate_of_a_longer_run(self):
+        """Where the rate has fallen, more steps draw its schedule out: it rises again, which is
+        said, with the flags that keep it low."""
+        cosine = dict(lr=1e-3, lr_schedule="cosine", warmup=1)
+        muon = dict(cosine, optimizer="muon", muon_lr=0.02)
+        constant = dict(lr=1e-3, lr_schedule="constant")
+        # how a run of 6 steps goes on; what it is given then; does the rate rise?
+        cases = [
+            (cosine, dict(steps=12), True),
+            (dict(lr=1e-3, lr_schedule="wsd-linear", final_lr_fraction=0), dict(steps=8), True),
+            (muon, dict(steps=12), True),
+            (constant, dict(steps=12), False),
+            (constant, dict(steps=12, lr=2e-3), True),
+            (cosine, dict(steps=6), False),
+            (dict(cosine, final_lr_fraction=1), dict(steps=12), False),
+            (dict(lr=1e-3, lr_schedule="linear", warmup=40), dict(steps=12), False),
+        ]
+
+        def go_on(case):
+            before, more, rises = case
+            same = dict(before, out=os.path.join(scratch(), "out"), save_every=3)
+            whole = train(**same, steps=6)
+            shutil.copytree(same["out"], same["out"] + "_low")
+            job = train(**dict(same, resume=1, **more))
+            said = re.findall(
+                r"note: the learning rate goes back up, from (\S+) at step (\d+) to ([^\s:]+?)"
+                r"(?:: its schedule now ends at step (\d+))?\. To stay at the rate that was "
+                r"reached, give (--lr .*)\n",
+                job.out,
+            )
+            self.assertEqual(len(said), rises, (case, job.out))
+            if not rises:
+                return
+            (first, step, then, ends, flags), last = said[0], whole.of("step")[-1]
+            self.assertEqual((first, step), (f"{float(last['lr']):.3g}", "6"))
+            self.assertEqual(then, f"{float(job.of('step')[0]['lr']):.3g}")
+            self.assertEqual(ends, "" if before is constant else str(more["steps"]))
+            words = shlex.split(flags)
+            kept = {n[2:].replace("-", "_"): v for n, v in zip(words[::2], words[1::2])}
+            self.assertEqual("muon_lr" in kept, before is muon)
+            if before is muon:
+                low = 0.02 * float(last["lr"]) / 1e-3
+                self.assert_close([kept["muon_lr"]], [low], 1e-2)
+            low = dict(same, out=same["out"] + "_low", resume=1, **dict(more, **kept))
+            rates = [float(e["lr"]) for e in train(**low).of("step")]
+            self.assert_close(rates, [last["lr"]] * len(rates), 1e-2)
+
+        at_once(go_on, cases)
+
     def test_of_muon(self):
         """Goes on bit by bit in another stage; is not used by AdamW."""
         out = os.path.join(scratch(), "out")
@@ -1519,8 +1569,9 @@ class Log(TestCase):
                 ranks,
                 words=["--dry-run", "--json", "--model", model, "--seq-len", "1024"],
                 limit=limit,
-            ).done()
+            ).done(EXIT_DONE if model == small else EXIT_RESOURCES)
             found = json.loads(job.out)
+            self.assertEqual(found["predicted"]["fits"], model == small)
             parameters = (50304 + positions) * C + layers * (12 * C * C + 13 * C) + 2 * C
             self.assertEqual(
                 (found["parameters"], found["ranks"], found["predicted"]["memory"]["gradients"]),
@@ -1822,6 +1873,22 @@ class Validation(TestCase):
                 int(alone),
                 case,
             )
+
+    def test_what_to_do(self):
+        """Which shards would do, or what writes them."""
+        folder = os.path.join(scratch(), "train")  # the last "train" of the name counts
+        os.mkdir(folder)
+        for name in ("a_train_0.bin", "a_val_0.bin", "b_train_0.bin", "c.bin"):
+            shutil.copy(TOKENS, os.path.join(folder, name))
+        val = os.path.join(folder, "%s_val_*.bin")
+        for name, said in (
+            ("a_train_*.bin", f"--val '{val % 'a'}' would use the shards beside these"),
+            ("b_train_*.bin", f"scripts/prepare_data.py writes {val % 'b'}, which is not there"),
+            ("c.bin", "scripts/prepare_data.py writes"),
+        ):
+            job = train(train=os.path.join(folder, name), val=None, val_every=None, steps=1)
+            self.assertIn(said, " ".join(job.out.split()))
+            self.assertIn("--val-every 0 asks for none", " ".join(job.out.split()))
 
     def test_of_a_resumed_run(self):
         out = scratch()

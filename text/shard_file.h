@@ -40,6 +40,9 @@ typedef struct {
     "run scripts/prepare_data.py --input on a text first, or get the tutorial's with 'make "       \
     "data'; "                                                                                      \
     "then --train 'data/NAME_train_*.bin'"
+#define VALIDATION_HINT                                                                            \
+    "scripts/prepare_data.py writes NAME_val_*.bin beside NAME_train_*.bin; --val-every 0 turns "  \
+    "validation off"
 
 // Identifies the tokenizer that made some tokens. Data of different tokenizers in one run are
 // refused.
