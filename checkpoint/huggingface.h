@@ -20,8 +20,8 @@
 #include <glob.h> // other files of weights
 
 // --- tensors -------------------------------------------------------------------------------------
-// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there; %d
-// is the layer.
+// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there: %d is
+// the layer, and after it %d is the expert.
 typedef struct {
     const char *tensor, *range; // range NULL: the whole tensor
     const char *name;
@@ -67,6 +67,19 @@ static const HfPart hf_llama[] = {
     {"lnfw", NULL, "model.norm.weight", false},
     {"headw", NULL, "lm_head.weight", false},
 };
+// What blocks with experts have beside these
+static const HfPart hf_mixtral[] = {
+    {"routerw", NULL, "model.layers.%d.block_sparse_moe.gate.weight", false},
+    {"expertgateupw", "gate", "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", false},
+    {"expertgateupw", "up", "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", false},
+    {"expertdownw", NULL, "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", false},
+};
+static const HfPart hf_qwen3_moe[] = {
+    {"routerw", NULL, "model.layers.%d.mlp.gate.weight", false},
+    {"expertgateupw", "gate", "model.layers.%d.mlp.experts.%d.gate_proj.weight", false},
+    {"expertgateupw", "up", "model.layers.%d.mlp.experts.%d.up_proj.weight", false},
+    {"expertdownw", NULL, "model.layers.%d.mlp.experts.%d.down_proj.weight", false},
+};
 typedef struct {
     const HfPart *parts;
     int count;
@@ -74,6 +87,15 @@ typedef struct {
 static inline HfParts hf_parts_of(const GptModel *m) {
     const HfParts gpt2 = {hf_gpt2, LENGTH_OF(hf_gpt2)}, llama = {hf_llama, LENGTH_OF(hf_llama)};
     return strcmp(m->arch->name, "gpt2") ? llama : gpt2;
+}
+static inline HfParts hf_experts_of(const GptModel *m) {
+    const HfParts none = {NULL, 0}, mixtral = {hf_mixtral, LENGTH_OF(hf_mixtral)},
+                  qwen = {hf_qwen3_moe, LENGTH_OF(hf_qwen3_moe)};
+    return !m->arch->experts ? none : strcmp(m->arch->name, "qwen3") ? mixtral : qwen;
+}
+// Returns the elements of a tensor of one layer that are in the file.
+static inline int64_t hf_elements(const GptModel *m, int tensor) {
+    return m->arch->tensors[tensor].init == INIT_BALANCED ? 0 : gpt_real_elements(m, tensor);
 }
 
 // A part of a tensor of one layer: which elements of ours it is, and its shape there.
@@ -83,36 +105,50 @@ typedef struct {
     int64_t begin, rows, cols; // begin: element of our tensor
     bool is_matrix;
 } HfTensor;
-static inline Text hf_name(const HfPart *part, int64_t layer) {
-    const char *number = strstr(part->name, "%d");
-    if (!number) { return text_of("%s", part->name); }
-    return text_of("%.*s%" PRId64 "%s", (int)(number - part->name), part->name, layer, number + 2);
+static inline Text hf_name(const HfPart *part, int64_t layer, int64_t expert) {
+    Text name = text_of("%s", part->name);
+    for (int i = 0; i < 2; i++) {
+        const char *number = strstr(name.at, "%d");
+        if (!number) { break; }
+        const Text begin = text_of("%.*s", (int)(number - name.at), name.at);
+        name = text_of("%s%" PRId64 "%s", begin.at, i ? expert : layer, number + 2);
+    }
+    return name;
 }
-// Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
-static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer,
-                                void (*visit)(void *context, const HfTensor *t), void *context) {
-    const HfParts all = hf_parts_of(m);
+typedef void HfVisit(void *context, const HfTensor *t);
+// Calls `visit` for those of `all` that are parts of a copy of a tensor.
+static inline void hf_parts_of_copy(const GptModel *m, const HfParts all, int tensor, int64_t layer,
+                                    int64_t copy, HfVisit *visit, void *context) {
     const TensorSpec *spec = &m->arch->tensors[tensor];
     TensorRange ranges[MOST_RANGES];
     const int count = gpt_tensor_ranges(m, tensor, ranges);
     for (int i = 0; i < all.count; i++) {
         const HfPart *part = &all.parts[i];
         if (strcmp(part->tensor, spec->name)) { continue; }
-        HfTensor t = {.part = part, .name = hf_name(part, layer), .cols = ranges[0].cols};
+        HfTensor t = {.part = part, .name = hf_name(part, layer, copy), .cols = ranges[0].cols};
         for (int k = 0; k < count; k++) {
             const TensorRange *r = &ranges[k];
             if (part->range && strcmp(part->range, r->name)) { continue; }
             if (part->range) { t.begin = r->begin * r->cols; }
             t.rows += r->dim.of == OF_VOCAB ? m->config.vocab : r->rows;
         }
+        t.begin += copy * (m->tensor_elements[tensor] / gpt_dim_or_one(m, spec->copies));
         t.is_matrix = spec->rows.times > 0;
         visit(context, &t);
     }
 }
+// Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
+static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer, HfVisit *visit,
+                                void *context) {
+    const int64_t copies = gpt_dim_or_one(m, m->arch->tensors[tensor].copies);
+    for (int64_t copy = 0; copy < copies; copy++) {
+        hf_parts_of_copy(m, hf_parts_of(m), tensor, layer, copy, visit, context);
+        hf_parts_of_copy(m, hf_experts_of(m), tensor, layer, copy, visit, context);
+    }
+}
 
 // Calls it for all parts of all tensors, in the order of the architecture's table.
-static inline void hf_each_tensor(const GptModel *m,
-                                  void (*visit)(void *context, const HfTensor *t), void *context) {
+static inline void hf_each_tensor(const GptModel *m, HfVisit *visit, void *context) {
     for (int t = 0; t < m->arch->tensor_count; t++) {
         const int64_t layers = gpt_tensor_layers(m, t);
         for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, visit, context); }
@@ -180,18 +216,26 @@ static inline void hf_check_part(void *context, const HfTensor *t) {
             t->name.at);
     }
 }
-// Refuses tensors of a block behind the last one that config.json has.
-static inline void hf_refuse_block(const HfSlice *s, const GptModel *m) {
-    const HfParts all = hf_parts_of(m);
+// Refuses tensors of a block, or of an expert, behind the last one that config.json has.
+static inline void hf_refuse_behind(const HfSlice *s, const GptModel *m, const HfParts all,
+                                    int64_t layer, int64_t expert) {
     SafeTensor found;
     for (int i = 0; i < all.count; i++) {
-        const Text name = hf_name(&all.parts[i], m->config.layers);
+        const Text name = hf_name(&all.parts[i], layer, expert);
         if (strcmp(name.at, all.parts[i].name) && hf_look(s, name.at, &found)) {
             die(EXIT_INPUT, HUGGINGFACE_HINT,
-                "%s: config.json has %" PRId64 " layers, but tensor %s is there", s->folder,
-                m->config.layers, name.at);
+                "%s: config.json has %" PRId64 " layers%s, but tensor %s is there", s->folder,
+                m->config.layers,
+                expert ? text_of(" of %" PRId64 " experts", m->config.experts).at : "", name.at);
         }
     }
+}
+static inline void hf_refuse_more(const HfSlice *s, const GptModel *m) {
+    const HfParts experts = hf_experts_of(m), each = {experts.parts + 1, experts.count - 1};
+    hf_refuse_behind(s, m, hf_parts_of(m), m->config.layers, 0);
+    if (!experts.count) { return; }
+    hf_refuse_behind(s, m, experts, m->config.layers, 0);
+    hf_refuse_behind(s, m, each, 0, m->config.experts); // but the router, which all share
 }
 // Refuses a folder with weights that transformers would take first.
 static inline void hf_refuse_others(const char *folder) {
@@ -224,7 +268,7 @@ static inline GptConfig huggingface_config(const char *folder, DType *dtype, HfK
                    .tied = gpt_is_tied(&m),
                    .bf16 = true};
     hf_each_tensor(&m, hf_check_part, &all);
-    hf_refuse_block(&all, &m);
+    hf_refuse_more(&all, &m);
     safetensors_close(&files);
     *dtype = all.bf16 ? DTYPE_BF16 : DTYPE_FP32;
     return gpt_config_complete(config);
@@ -292,9 +336,9 @@ static inline size_t hf_offset(const StatePlan *s, int tensor, int64_t layer) {
     const GptModel *m = s->model;
     int64_t elements = 0;
     for (int t = 0; t < tensor; t++) {
-        elements += gpt_real_elements(m, t) * gpt_tensor_layers(m, t);
+        elements += hf_elements(m, t) * gpt_tensor_layers(m, t);
     }
-    elements += layer * gpt_real_elements(m, tensor);
+    elements += layer * hf_elements(m, tensor);
     return (size_t)elements * dtype_size(s->dtype);
 }
 static inline void hf_add_header(void *context, const HfTensor *t) {
@@ -389,16 +433,32 @@ static inline int hf_writer_close(TensorWriter *w) {
     return w->error;
 }
 
+static inline void hf_add_experts_keys(TextBuffer *t, const GptModel *m) {
+    const GptConfig *c = &m->config;
+    const bool qwen = !strcmp(m->arch->name, "qwen3");
+    if (!c->experts) { return; }
+    text_add(t, "  \"%s\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64 ",\n",
+             qwen ? "num_experts" : "num_local_experts", c->experts, c->top_k);
+    if (qwen) {
+        text_add(t,
+                 "  \"moe_intermediate_size\": %" PRId64 ",\n  \"norm_topk_prob\": true,\n"
+                 "  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n",
+                 c->expert_ffn);
+    } else {
+        text_add(t, "  \"sliding_window\": null,\n");
+    }
+}
 // Adds the keys of config.json that all types but GPT-2 have.
 static inline void hf_add_llama_keys(TextBuffer *t, const GptModel *m, const HfModel *model) {
     const GptConfig *c = &m->config;
     const RotaryScaling *r = &c->scaling;
+    hf_add_experts_keys(t, m);
     text_add(t,
              "  \"hidden_size\": %" PRId64 ",\n  \"intermediate_size\": %" PRId64
              ",\n  \"num_hidden_layers\": %" PRId64 ",\n  \"num_attention_heads\": %" PRId64
              ",\n  \"num_key_value_heads\": %" PRId64 ",\n  \"head_dim\": %" PRId64
              ",\n  \"max_position_embeddings\": %" PRId64 ",\n  \"rms_norm_eps\": %.17g,\n",
-             c->channels, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, c->max_seq_len,
+             c->channels, c->experts ? c->expert_ffn : c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, c->max_seq_len,
              c->eps);
     text_add(t, "  \"rope_theta\": %.17g,\n", c->theta);
     if (r->factor > 0) {
@@ -433,7 +493,7 @@ static inline int hf_write_text(const char *folder, const char *name, const char
 }
 static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;
-    const HfModel *model = hf_model_of(m->arch->name);
+    const HfModel *model = hf_model_of(m->arch);
     TextBuffer t = {};
     text_add(&t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
              model->class_name, model->model_type);

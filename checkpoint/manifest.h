@@ -143,6 +143,12 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
                  m->arch->name, gpt_is_tied(m), c->kv_heads, c->head_dim, c->ffn, c->theta, c->eps,
                  r->factor, r->low, r->high, r->original);
     }
+    if (c->experts) {
+        text_add(t,
+                 "experts=%" PRId64 ",top_k=%" PRId64 ",expert_ffn=%" PRId64 ",prototypes=%" PRId64
+                 ",",
+                 c->experts, c->top_k, c->expert_ffn, c->prototypes);
+    }
     text_add(t,
              "layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
@@ -233,8 +239,14 @@ static inline const char *manifest_architecture(const char *line, GptConfig *c) 
                              name, &tie, &c->kv_heads, &c->head_dim, &c->ffn, &c->theta, &c->eps,
                              &r->factor, &r->low, &r->high, &r->original, &used);
     if (found != 11 || !used) { return NULL; }
-    c->arch = gpt_architecture(name, strlen(name), tie);
-    return c->arch > 0 ? line + used : NULL;
+    line += used;
+    const int experts = sscanf(line,
+                               "experts=%" SCNd64 ",top_k=%" SCNd64 ",expert_ffn=%" SCNd64
+                               ",prototypes=%" SCNd64 ",%n",
+                               &c->experts, &c->top_k, &c->expert_ffn, &c->prototypes, &used);
+    if (experts == 4) { line += used; }
+    c->arch = gpt_architecture(name, strlen(name), tie, experts == 4);
+    return c->arch > 0 ? line : NULL;
 }
 // Reads the model of a manifest. Returns false if the text has none. optimizer: space for 8 bytes.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,

@@ -380,7 +380,7 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
 // Returns the message before a part of a unit, which the ranks with its storage exchange.
 static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
     const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
-    const int64_t width = gpt_dim(s->model, spec->values[unit_message(spec, a->part)->in[0]].width);
+    const int64_t width = value_width(s->model, &spec->values[unit_message(spec, a->part)->in[0]]);
     const ProcessGroup *owners = s->rows[a->storage].owners;
     const ZeroMessage m = {COMM_ALL_TO_ALL, &owners->all, owners->each,
                            a->rows * T * width * dtype_size(s->dtype) / owners->all.n};

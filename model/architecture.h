@@ -49,6 +49,10 @@ typedef enum {
     OF_KV,  // all heads of keys, or of values
     OF_QKV, // queries, keys and values
     OF_FFN, // inner width of the MLP
+    OF_EXPERTS,
+    OF_CHOICES,    // experts that a token goes to
+    OF_EXPERT_FFN, // inner width of an expert
+    OF_ROUTE,      // numbers that say where a token goes (ops.h: Route)
     QUANTITIES
 } Quantity;
 typedef struct {
@@ -56,10 +60,11 @@ typedef struct {
     Quantity of;
 } Dim;
 
+// Biases that choose experts begin with 0 (balanced) and count loads, not gradients.
 // Random values have a normal distribution with this standard deviation, divided by sqrt(2 L) for
 // the layers that write to the residual stream; or a uniform one, where the deviation is divided by
 // sqrt(channels).
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM } TensorInit;
+typedef enum { INIT_ZERO, INIT_BALANCED, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM } TensorInit;
 enum { NO_TENSOR = -1, MOST_TENSORS = 24, MOST_RANGES = 3 };
 // A run of a tensor's rows that is a matrix of its own, such as q of a fused qkv. A vector's rows
 // have one element. Names of Hugging Face's tensors and optimizers of whole matrices refer to it.
@@ -71,7 +76,8 @@ typedef struct {
     const char *name;
     StorageClass storage; // NO_STORAGE: this architecture does not have the tensor
     Dim rows, cols;       // without rows: a vector, to which no weight decay applies
-    // all its rows, in their order; none: the tensor is one matrix, or one vector
+    Dim copies;           // such matrices, one after the other; none: 1
+    // all rows of a copy, in their order; none: the tensor is one matrix, or one vector
     RowRange ranges[MOST_RANGES];
     TensorInit init;
     double deviation; // 0: 0.02
@@ -83,7 +89,8 @@ enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 20 };
 typedef struct {
     const char *name;
     ValueType type; // of its elements: compute precision, or fp32
-    Dim width;      // elements of each of the N rows
+    Dim width;      // elements of each row
+    Dim rows;       // rows of each token; none: 1
     int gradient;   // its buffer; NO_GRADIENT: no operation makes its gradient
 } ValueSpec;
 
@@ -92,7 +99,7 @@ typedef struct {
 enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 16 };
 typedef struct {
     const char *name;
-    Dim width;
+    Dim width, rows;
     bool with_values; // the buffer belongs to the micro-batch's values, and is kept with them
     // A value whose memory is free when the unit below needs this buffer, and which is as wide.
     // With flat clipping (dp.h) the gradient is kept there until the weight part, in the unit
@@ -133,6 +140,14 @@ typedef struct {
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
     OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
+    /* out = softmax(in params[0]^T), where params[1] + out chooses experts: stats say which */     \
+    OP(ROUTER,         ROUTER,      1, 1, 1, 2)                                                    \
+    /* out = rows of in, one for each choice, those of an expert together */                       \
+    OP(DISPATCH,       DISPATCH,    1, 1, 1, 0)                                                    \
+    /* out = in params[0]^T, where each expert has its rows and its matrix */                      \
+    OP(EXPERTS,        EXPERTS,     1, 1, 1, 1)                                                    \
+    /* out = the rows of in that belong to a token, summed by the weights of its choices */        \
+    OP(COMBINE,        COMBINE,     1, 1, 1, 0)                                                    \
     /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */     \
     /* cuts the unit into parts; out does not overlap in, nor do their gradients */                \
     OP(EXCHANGE,       EXCHANGE,    1, 1, 0, 0)                                                    \
@@ -171,6 +186,7 @@ typedef struct {
     ArchitectureDefaults defaults;
     float softcap;  // of logits (ops_classifier); 0: none
     float qk_scale; // of q and k after their norm
+    bool experts;   // its blocks have experts in place of the MLP
 } Architecture;
 
 // The parts of a unit: a message is between two of them, and counts to the second one. Returns the
@@ -210,6 +226,10 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
 #define RANGES_GATE_UP                                                                             \
     {                                                                                              \
         {"gate", ONE_OF(OF_FFN)}, { "up", ONE_OF(OF_FFN) }                                         \
+    }
+#define RANGES_EXPERT_GATE_UP                                                                      \
+    {                                                                                              \
+        {"gate", ONE_OF(OF_EXPERT_FFN)}, { "up", ONE_OF(OF_EXPERT_FFN) }                           \
     }
 #define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
 // The first rows of each table of values and of gradients, and the tables of a unit

@@ -59,6 +59,9 @@ typedef struct {
 } GptModel;
 
 static inline int64_t gpt_dim(const GptModel *m, Dim d) { return d.times * m->quantity[d.of]; }
+static inline int64_t gpt_dim_or_one(const GptModel *m, Dim d) {
+    return d.times ? gpt_dim(m, d) : 1;
+}
 // Returns the elements of one token at the boundary of a unit.
 static inline int64_t gpt_width(const GptModel *m) { return m->config.channels; }
 static inline StorageClass tensor_class(const GptModel *m, int tensor) {
@@ -93,6 +96,10 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_KV] = c->kv_heads * c->head_dim;
     m->quantity[OF_QKV] = (c->heads + 2 * c->kv_heads) * c->head_dim;
     m->quantity[OF_FFN] = c->ffn;
+    m->quantity[OF_EXPERTS] = c->experts;
+    m->quantity[OF_CHOICES] = gpt_choices(c);
+    m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
+    m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
 // factor, short ones not, those between in part (rope_type "llama3" of transformers).
@@ -131,7 +138,7 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
         const TensorSpec *spec = &m.arch->tensors[t];
         if (spec->storage == NO_STORAGE) { continue; }
         m.tensor_elements[t] =
-            (spec->rows.times ? gpt_dim(&m, spec->rows) : 1) * gpt_dim(&m, spec->cols);
+            gpt_dim_or_one(&m, spec->copies) * gpt_dim_or_one(&m, spec->rows) * gpt_dim(&m, spec->cols);
         m.tensor_offset[t] = m.class_elements[spec->storage];
         m.class_elements[spec->storage] += m.tensor_elements[t];
     }
@@ -231,9 +238,17 @@ static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]
 }
 
 // Tensors that may have a learning rate of their own.
-typedef enum { RATE_EMBEDDING, RATE_HEAD, RATE_VECTORS, RATE_MATRICES, RATE_KINDS } RateKind;
+typedef enum {
+    RATE_EMBEDDING,
+    RATE_HEAD,
+    RATE_VECTORS,
+    RATE_MATRICES,
+    RATE_BALANCE, // of the biases that choose experts, which no optimizer updates
+    RATE_KINDS
+} RateKind;
 static inline RateKind tensor_rate(const TensorSpec *t) {
-    return !t->rows.times                ? RATE_VECTORS
+    return t->init == INIT_BALANCED      ? RATE_BALANCE
+           : !t->rows.times              ? RATE_VECTORS
            : t->storage == STORAGE_BLOCK ? RATE_MATRICES
            : t->storage == STORAGE_HEAD  ? RATE_HEAD
                                          : RATE_EMBEDDING;

@@ -89,7 +89,7 @@ typedef struct {
     StoreNoise noise;                                       // of a private run
     bool stochastic;         // stochastic rounding of bf16 parameters
     uint64_t seed;           // of stochastic rounding
-    float rates[RATE_KINDS]; // learning rates of tensors, as factors
+    float rates[RATE_KINDS]; // learning rates of tensors, as factors; of biases that balance: all
 } StatePlan;
 
 // Bytes copied between host and device.
@@ -261,7 +261,7 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
         .buckets = new_array(Bucket, m->storages, "buckets"),
         .rows = new_array(StorageRow, m->storages, "states"),
     };
-    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
+    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = k != RATE_BALANCE; }
     return s;
 }
 

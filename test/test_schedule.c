@@ -104,7 +104,7 @@ static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, boo
 }
 // Storages 0 to 6: wte, 4 blocks that share slots, lnf, the head's table.
 static Program evaluation(void) {
-    const GptModel m = gpt_model(config_of(gpt_architecture("llama", 5, 0), 4));
+    const GptModel m = gpt_model(config_of(gpt_architecture("llama", 5, 0, false), 4));
     const Work work = {4, 1, false, NOT_CLIPPED};
     return evaluated(&m, 2, &stage_three, work);
 }
@@ -213,7 +213,7 @@ static Program private_pipeline(Clips clips, const char *arch) {
     const char *const text = clips == CLIPS_UNITS    ? "2:1,2:2"
                              : clips == CLIPS_STAGES ? "2:2,2:1"
                                                      : "1:1,2:1,1:1";
-    const GptModel m = gpt_model(config_of(gpt_architecture(arch, strlen(arch), -1), 2));
+    const GptModel m = gpt_model(config_of(gpt_architecture(arch, strlen(arch), -1, false), 2));
     PipelinePlan plan = {
         pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
     Program p;
