@@ -11,6 +11,7 @@
 #include "dp.h"
 #include "executor/activations.h"
 #include "executor/deferred.h"
+#include "executor/expert_loads.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -221,11 +222,15 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     return c;
 }
 
-static inline void run_forward(Executor *e, const Work *w) {
+static inline void run_forward(Executor *e, const Work *w, const Pass *pass) {
     UnitCall c = executor_call(e, w);
     c.recompute = w->kind == ACT_RECOMPUTE;
     if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
+    if (pass->counts && c.model->config.experts && gpt_unit_class(c.model, w->unit) == UNIT_BLOCK &&
+        !c.recompute) {
+        expert_loads_count(&e->loads, &c, w->unit);
+    }
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, const Pass *pass) {
@@ -241,6 +246,11 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.accumulate = w->states.accumulate[tensor_class(e->model, table)];
         c->classifier.each = w->N;
         c->classifier.scale = pass->scale;
+    }
+    if (e->loads.experts && !head) {
+        c->router.shares = pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
+        c->router.aux = pass->aux;
+        c->router.z = pass->z;
     }
     unit_pass(c, PART_BACKWARD_INPUT);
 }
@@ -330,7 +340,7 @@ static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass
 
 static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_FORWARD || w->kind == ACT_RECOMPUTE) {
-        run_forward(e, w);
+        run_forward(e, w, pass);
         return;
     }
     if (e->shape.clip.on) {

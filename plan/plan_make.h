@@ -177,6 +177,7 @@ static inline void plan_states(Plan *p) {
     p->store.rates[RATE_EMBEDDING] = (float)o->lr_embedding;
     p->store.rates[RATE_HEAD] = (float)o->lr_head;
     p->store.rates[RATE_VECTORS] = (float)o->lr_vectors;
+    p->store.rates[RATE_BALANCE] = o->moe_balance == BALANCE_BIAS ? 0.001f : 0;
     p->store.world.all.channel = m->world.all.channel;
     p->store.world.partition.channel = m->world.partition.channel;
     p->store.world.node.channel = m->world.node.channel;
@@ -187,6 +188,31 @@ static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
     samples[0] = 0;
     samples[1] = p->most_samples;
     return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
+}
+// Refuses what is not done for blocks with experts, by name.
+static inline void plan_check_experts(const Plan *p) {
+    const Config *c = p->config;
+    const Options *o = &c->options;
+    double peak;
+    const char *with = o->cyclic                          ? "--cyclic"
+                       : c->privacy.on                    ? "--dp-noise (or --dp-epsilon)"
+                       : optimizers[o->optimizer].cut == CUT_MATRICES
+                           ? text_of("--optimizer %s", optimizers[o->optimizer].name).at
+                       : o->zero_quantized_weights        ? "--zero-quantized-weights"
+                       : o->zero_quantized_gradients      ? "--zero-quantized-gradients"
+                       : o->zero_hpz_partition_size > 1   ? "--zero-hpz-partition-size"
+                       : *ops_device(&peak) && !*o->cluster ? "a GPU"
+                                                          : NULL;
+    if (!p->model.config.experts) {
+        with = o->moe_balance               ? "--moe-balance"
+               : o->moe_z_coefficient > 0   ? "--moe-z-coefficient"
+               : o->expert_parallel > 1     ? "--expert-parallel"
+                                            : NULL;
+        if (!with) { return; }
+        die(EXIT_INPUT, "give --model a key such as experts=8, or leave the flag out",
+            "%s: the model has no experts", with);
+    }
+    if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
 }
 // Refuses what is not done for blocks with messages inside, by name.
 static inline void plan_check_parts(const Plan *p, const Program *program) {
@@ -281,6 +307,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     p->model = spec->model;
     p->dtype = spec->dtype;
     p->pipeline = config->pipeline;
+    plan_check_experts(p);
     plan_micro_batches(p);
     plan_clipping(p);
     plan_states(p);

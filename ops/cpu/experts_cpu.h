@@ -249,10 +249,13 @@ static inline void ops_experts_forward(Stream *s, Real *out, Real *gelu, const R
     int64_t *start = route_starts(route, experts);
     for (int64_t e = 0; e < experts; e++) {
         const int64_t row = start[e], n = start[e + 1] - row;
-        if (!n) { continue; }
-        ops_matmul_forward(s, real_at(out, row * OC), gelu ? real_at(gelu, row * OC) : NULL,
-                           real_at_const(in, row * C), real_at_const(weight, e * OC * C), NULL, n,
-                           C, OC);
+        Real *y = real_at(out, row * OC), *active = gelu ? real_at(gelu, row * OC) : NULL;
+        const Real *x = real_at_const(in, row * C), *w = real_at_const(weight, e * OC * C);
+        if (route.N == 1 && n) { // generated text
+            ops_vector_forward(s, y, active, x, w, NULL, C, OC);
+        } else if (n) {
+            ops_matmul_forward(s, y, active, x, w, NULL, n, C, OC);
+        }
     }
     free(start);
 }
