@@ -373,7 +373,7 @@ static inline void hf_write_piece(void *writer, const StatePlan *s, int storage,
                                   int64_t count) {
     TensorWriter *w = (TensorWriter *)writer;
     TensorPart parts[MOST_TENSORS];
-    const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
+    const bool block = gpt_storage_is_block(s->model, storage);
     const int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n && !w->error; i++) {
         const int64_t first = max_i64(begin, parts[i].offset);

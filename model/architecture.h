@@ -25,11 +25,13 @@
 #include "base/base.h"
 
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
-// Blocks have a storage each, unless they share it; every other class is one storage.
+// Blocks have a storage each, and one of their experts, unless they share them; every other class is
+// one storage.
 typedef enum {
     STORAGE_WTE,
     STORAGE_WPE,
     STORAGE_BLOCK,
+    STORAGE_EXPERTS,
     STORAGE_LNF,
     STORAGE_HEAD, // the classifier's table, if it is not wte
     STORAGE_CLASSES,

@@ -3,7 +3,7 @@
 //
 // Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
 //           head (final layernorm and classifier).
-// Storages  are contiguous buffers of parameters: wte | wpe | one per block | lnf. Each unit uses
+// Storages  are contiguous buffers of parameters: wte | wpe | one per block | experts | lnf. Each unit uses
 //           some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
 //           the head use the same wte; that is the tie. Blocks may share a storage in the same way
 //           (GptShare; pseudo.h), which only reduces the number of storages. All code that shards,
@@ -48,6 +48,7 @@ typedef struct {
     GptShare share;
     int units, storages;                     // L + 2; distinct blocks + 3 (GPT-2)
     int first_block, first_after;            // first storage of the blocks, and of the head
+    int blocks;                              // distinct blocks, with a storage each; then experts'
     StorageClass single[STORAGE_CLASSES];    // classes of the storages that are not blocks'
     int64_t quantity[QUANTITIES];            // for dimensions
     int classifier;                          // storage of its table: wte's, or its own
@@ -64,6 +65,10 @@ static inline int64_t gpt_dim_or_one(const GptModel *m, Dim d) {
 }
 // Returns the elements of one token at the boundary of a unit.
 static inline int64_t gpt_width(const GptModel *m) { return m->config.channels; }
+// Is a storage of this class one that each block has?
+static inline bool class_is_blocks(StorageClass c) {
+    return c == STORAGE_BLOCK || c == STORAGE_EXPERTS;
+}
 static inline StorageClass tensor_class(const GptModel *m, int tensor) {
     return m->arch->tensors[tensor].storage;
 }
@@ -71,7 +76,7 @@ static inline StorageClass tensor_class(const GptModel *m, int tensor) {
 // architecture does not have the tensor.
 static inline int64_t gpt_tensor_layers(const GptModel *m, int tensor) {
     const StorageClass c = tensor_class(m, tensor);
-    return c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
+    return class_is_blocks(c) ? m->config.layers : c != NO_STORAGE;
 }
 static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
     return &m->arch->units[c];
@@ -145,12 +150,15 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
     int singles = 0;
     for (int c = 0; c < STORAGE_CLASSES; c++) {
         if (c == STORAGE_BLOCK) { m.first_block = singles; }
-        if (c != STORAGE_BLOCK && m.class_elements[c]) { m.single[singles++] = (StorageClass)c; }
+        if (!class_is_blocks((StorageClass)c) && m.class_elements[c]) {
+            m.single[singles++] = (StorageClass)c;
+        }
     }
-    m.first_after = m.first_block + (int)blocks;
-    m.storages = singles + (int)blocks;
+    m.blocks = (int)blocks;
+    m.first_after = m.first_block + m.blocks * (m.class_elements[STORAGE_EXPERTS] ? 2 : 1);
+    m.storages = singles + m.first_after - m.first_block;
     for (int c = 0; c < STORAGE_CLASSES; c++) {
-        m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1);
+        m.parameters += m.class_elements[c] * (class_is_blocks((StorageClass)c) ? blocks : 1);
     }
     m.classifier = gpt_storage_of_class(&m, architecture_classifier(arch));
     return m;
@@ -177,7 +185,9 @@ static inline bool gpt_storage_is_block(const GptModel *m, int storage) {
     return storage >= m->first_block && storage < m->first_after;
 }
 static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
-    if (gpt_storage_is_block(m, storage)) { return STORAGE_BLOCK; }
+    if (gpt_storage_is_block(m, storage)) {
+        return storage < m->first_block + m->blocks ? STORAGE_BLOCK : STORAGE_EXPERTS;
+    }
     return m
         ->single[storage < m->first_block ? storage : storage - m->first_after + m->first_block];
 }
@@ -187,9 +197,12 @@ static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
 static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) {
     return m->first_block + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run);
 }
+static inline int gpt_layer_storage(const GptModel *m, int64_t layer, StorageClass c) {
+    return gpt_storage_of_layer(m, layer) + (c == STORAGE_EXPERTS ? m->blocks : 0);
+}
 // The layers that use a block's storage: the first, and the one after `layer` (-1 after the last).
 static inline int64_t gpt_first_layer(const GptModel *m, int storage) {
-    return (storage - m->first_block) * (m->share.cycle ? 1 : m->share.run);
+    return (storage - m->first_block) % m->blocks * (m->share.cycle ? 1 : m->share.run);
 }
 static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
     const int64_t next = layer + (m->share.cycle ? m->share.cycle : 1);
@@ -202,7 +215,7 @@ static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
 // same layers, and layers that share a storage in `to` must share one in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     if (gpt_storage_is_block(to, storage)) {
-        return gpt_storage_of_layer(from, gpt_first_layer(to, storage));
+        return gpt_layer_storage(from, gpt_first_layer(to, storage), gpt_storage_class(to, storage));
     }
     return storage < to->first_block ? storage : storage + from->storages - to->storages;
 }
@@ -226,7 +239,7 @@ static inline UnitClass gpt_unit_class(const GptModel *m, int unit) {
 }
 // Returns the storage of a class that a unit uses.
 static inline int gpt_unit_storage(const GptModel *m, int unit, StorageClass c) {
-    return c == STORAGE_BLOCK ? gpt_storage_of_layer(m, unit - 1) : gpt_storage_of_class(m, c);
+    return class_is_blocks(c) ? gpt_layer_storage(m, unit - 1, c) : gpt_storage_of_class(m, c);
 }
 // Writes the storages that a unit uses, and returns their number (1 or 2).
 static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
@@ -249,7 +262,7 @@ typedef enum {
 static inline RateKind tensor_rate(const TensorSpec *t) {
     return t->init == INIT_BALANCED      ? RATE_BALANCE
            : !t->rows.times              ? RATE_VECTORS
-           : t->storage == STORAGE_BLOCK ? RATE_MATRICES
+           : class_is_blocks(t->storage) ? RATE_MATRICES
            : t->storage == STORAGE_HEAD  ? RATE_HEAD
                                          : RATE_EMBEDDING;
 }
@@ -272,7 +285,7 @@ static inline int gpt_storage_parts(const GptModel *m, int storage,
         if (m->arch->tensors[t].storage != wanted) { continue; }
         const TensorPart part = {
             .tensor = t,
-            .layer = wanted == STORAGE_BLOCK ? gpt_first_layer(m, storage) : 0,
+            .layer = class_is_blocks(wanted) ? gpt_first_layer(m, storage) : 0,
             .offset = m->tensor_offset[t],
             .elements = m->tensor_elements[t],
             .decays = m->arch->tensors[t].rows.times > 0,

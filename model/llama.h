@@ -27,7 +27,7 @@ enum {
     LLAMA_TENSORS
 };
 // Each argument is the storage of tensors that not all architectures have, or NO_STORAGE.
-#define LLAMA_TENSOR_TABLE(bias, qk_norm, mlp, experts, head)                                      \
+#define LLAMA_TENSOR_TABLE(bias, qk_norm, mlp, router, experts, head)                              \
     {.name = "wte",                                                                                \
      .storage = STORAGE_WTE,                                                                       \
      .rows = ONE_OF(OF_VOCAB),                                                                     \
@@ -67,12 +67,12 @@ enum {
          .cols = CHANNELS_X1,                                                                      \
          .init = INIT_NORMAL},                                                                     \
         {.name = "routerw",                                                                        \
-         .storage = experts,                                                                       \
+         .storage = router,                                                                        \
          .rows = ONE_OF(OF_EXPERTS),                                                               \
          .cols = CHANNELS_X1,                                                                      \
          .init = INIT_NORMAL},                                                                     \
         {.name = "routerb",                                                                        \
-         .storage = experts,                                                                       \
+         .storage = router,                                                                        \
          .cols = ONE_OF(OF_EXPERTS),                                                               \
          .init = INIT_BALANCED},                                                                   \
         {.name = "expertgateupw",                                                                  \
@@ -87,25 +87,29 @@ enum {
         .rows = CHANNELS_X1, .cols = ONE_OF(OF_EXPERT_FFN), .init = INIT_RESIDUAL                  \
     }
 static const TensorSpec llama_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
 static const TensorSpec llama_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_HEAD)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
 static const TensorSpec qwen2_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE)};
+    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
 static const TensorSpec qwen2_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_HEAD)};
+    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
 static const TensorSpec qwen3_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
 static const TensorSpec qwen3_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, STORAGE_HEAD)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
 static const TensorSpec llama_experts_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK,
+                       STORAGE_EXPERTS, NO_STORAGE)};
 static const TensorSpec llama_experts_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, STORAGE_HEAD)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK,
+                       STORAGE_EXPERTS, STORAGE_HEAD)};
 static const TensorSpec qwen3_experts_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK,
+                       STORAGE_EXPERTS, NO_STORAGE)};
 static const TensorSpec qwen3_experts_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, STORAGE_HEAD)};
+    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK,
+                       STORAGE_EXPERTS, STORAGE_HEAD)};
 
 // The embedding: y = wte[token]
 static const ValueSpec llama_embedding_values[] = {
@@ -345,8 +349,9 @@ static const GradientSpec llama_head_gradients[] = {
 static const OpNode llama_tied_head_ops[] = {LLAMA_HEAD(LLAMA_WTE)};
 static const OpNode llama_head_ops[] = {LLAMA_HEAD(LLAMA_HEADW)};
 
-// The rows of `architectures`. block: the prefix of a block's tables.
-#define LLAMA_UNITS(block, block_tables, head, table)                                              \
+// The rows of `architectures`. block: the prefix of a block's tables; experts: the storage of its
+// experts, or NO_STORAGE.
+#define LLAMA_UNITS(block, block_tables, experts, head, table)                                     \
     {                                                                                              \
         {UNIT_TABLES(llama_embedding), .storages = {STORAGE_WTE, NO_STORAGE}},                     \
             {.values = block_tables##_block_values,                                                \
@@ -355,7 +360,7 @@ static const OpNode llama_head_ops[] = {LLAMA_HEAD(LLAMA_HEADW)};
              .value_count = LENGTH_OF(block_tables##_block_values),                                \
              .gradient_count = LENGTH_OF(block_tables##_block_gradients),                          \
              .op_count = LENGTH_OF(block##_block_ops),                                             \
-             .storages = {STORAGE_BLOCK, NO_STORAGE}},                                             \
+             .storages = {STORAGE_BLOCK, experts}},                                                \
         {                                                                                          \
             .values = llama_head_values, .gradients = llama_head_gradients, .ops = head##_ops,     \
             .value_count = LENGTH_OF(llama_head_values),                                           \

@@ -235,7 +235,8 @@ static inline void store_find_owners(StatePlan *s) {
         ranks[0] = row->p2p.owner;
         const int n = s->steps_overlap ? 1 : placement_list_ranks(p, used, ranks);
         ProcessGroup *owners = store_group_of(s, ranks, n);
-        owners->blocks += row->turns;
+        row->experts = gpt_storage_class(m, i) == STORAGE_EXPERTS;
+        owners->blocks[row->experts] += row->turns;
         row->owners = owners;
         for (int k = 0; k < SLICE_KINDS; k++) {
             row->slices[k] = owners->slices[k].of_class[gpt_storage_class(m, i)];
