@@ -56,7 +56,8 @@ typedef struct {
     int64_t tensor_elements[MOST_TENSORS];   // of one layer
     int64_t tensor_offset[MOST_TENSORS];     // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
-    int64_t parameters;                      // in all storages, with vocabulary padding
+    int64_t parameters; // in all storages of all ranks, with vocabulary padding
+    int expert_rank;    // of the ranks that experts are divided over: which one this is
 } GptModel;
 
 static inline int64_t gpt_dim(const GptModel *m, Dim d) { return d.times * m->quantity[d.of]; }
@@ -104,6 +105,9 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_EXPERTS] = c->experts;
     m->quantity[OF_CHOICES] = gpt_choices(c);
     m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
+    m->quantity[OF_OWN_EXPERTS] = c->experts / gpt_expert_ranks(c);
+    m->quantity[OF_ARRIVALS] =
+        gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
     m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
@@ -158,7 +162,14 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
     m.first_after = m.first_block + m.blocks * (m.class_elements[STORAGE_EXPERTS] ? 2 : 1);
     m.storages = singles + m.first_after - m.first_block;
     for (int c = 0; c < STORAGE_CLASSES; c++) {
-        m.parameters += m.class_elements[c] * (class_is_blocks((StorageClass)c) ? blocks : 1);
+        m.parameters += m.class_elements[c] * (class_is_blocks((StorageClass)c) ? blocks : 1) *
+                        (c == STORAGE_EXPERTS ? gpt_expert_ranks(&config) : 1);
+    }
+    for (int t = 0; t < m.arch->tensor_count; t++) { // biases that choose experts are not trained
+        const TensorSpec *spec = &m.arch->tensors[t];
+        m.parameters -= spec->init == INIT_BALANCED && spec->storage != NO_STORAGE
+                            ? m.tensor_elements[t] * blocks
+                            : 0;
     }
     m.classifier = gpt_storage_of_class(&m, architecture_classifier(arch));
     return m;
@@ -175,6 +186,12 @@ static inline AttentionShape gpt_attention(const GptModel *m, int64_t rows, int6
         .rows = rows, .T = T, .heads = c->heads, .kv_heads = c->kv_heads, .D = c->head_dim};
     return shape;
 }
+// Returns the model with all experts on each rank: as files have it.
+static inline GptModel gpt_model_whole(const GptModel *m) {
+    GptConfig config = m->config;
+    config.expert_ranks = 0;
+    return gpt_model_of(m->arch, config, m->share);
+}
 static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);
 }
@@ -190,6 +207,28 @@ static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     }
     return m
         ->single[storage < m->first_block ? storage : storage - m->first_after + m->first_block];
+}
+// A range of a storage, and where it is in the storage of the whole model.
+typedef struct {
+    int64_t begin, count, whole;
+} StorageRun;
+// Writes the runs of elements begin .. begin + count - 1 of a storage, and returns their number.
+static inline int gpt_storage_runs(const GptModel *m, int storage, int64_t begin, int64_t count,
+                                   StorageRun out[MOST_TENSORS]) {
+    const StorageRun all = {begin, count, begin};
+    const int64_t ranks = gpt_expert_ranks(&m->config);
+    int n = 0;
+    out[0] = all;
+    if (ranks == 1 || gpt_storage_class(m, storage) != STORAGE_EXPERTS) { return 1; }
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        const int64_t offset = m->tensor_offset[t], elements = m->tensor_elements[t],
+                      low = max_i64(begin, offset), high = min_i64(begin + count, offset + elements);
+        if (tensor_class(m, t) != STORAGE_EXPERTS || low >= high) { continue; }
+        const StorageRun run = {low, high - low,
+                                ranks * offset + m->expert_rank * elements + low - offset};
+        out[n++] = run;
+    }
+    return n;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
     return m->class_elements[gpt_storage_class(m, storage)];
@@ -273,21 +312,29 @@ typedef struct {
     int64_t layer;  // first layer that uses it; 0 outside blocks
     int64_t offset; // within the storage
     int64_t elements;
+    int64_t number; // of its first element in the tensor, over all layers
     bool decays; // weight decay applies
     RateKind rate;
 } TensorPart;
+// Returns which of the equal pieces of a tensor over all layers this rank has of a layer.
+static inline int64_t gpt_tensor_place(const GptModel *m, int tensor, int64_t layer) {
+    if (tensor_class(m, tensor) != STORAGE_EXPERTS) { return layer; }
+    return layer * gpt_expert_ranks(&m->config) + m->expert_rank;
+}
 // Writes the parts of a storage in order, and returns their number.
 static inline int gpt_storage_parts(const GptModel *m, int storage,
                                     TensorPart parts[MOST_TENSORS]) {
     int n = 0;
     const StorageClass wanted = gpt_storage_class(m, storage);
+    const int64_t layer = class_is_blocks(wanted) ? gpt_first_layer(m, storage) : 0;
     for (int t = 0; t < m->arch->tensor_count; t++) {
         if (m->arch->tensors[t].storage != wanted) { continue; }
         const TensorPart part = {
             .tensor = t,
-            .layer = class_is_blocks(wanted) ? gpt_first_layer(m, storage) : 0,
+            .layer = layer,
             .offset = m->tensor_offset[t],
             .elements = m->tensor_elements[t],
+            .number = m->tensor_elements[t] * gpt_tensor_place(m, t, layer),
             .decays = m->arch->tensors[t].rows.times > 0,
             .rate = tensor_rate(&m->arch->tensors[t]),
         };
@@ -402,8 +449,7 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
         const int64_t real_ones = gpt_real_elements(m, part.tensor);
-        int64_t first = part.layer * part.elements + low,
-                last = part.layer * part.elements + min_i64(high, real_ones);
+        int64_t first = part.number + low, last = part.number + min_i64(high, real_ones);
         for (int64_t e = 0; e < high - low; e++) { values[e] = spec->init == INIT_ONE; }
         if (spec->init < INIT_NORMAL) { continue; }
         tensor_randomise(spec, tensor_deviation(m, spec), seed, (uint64_t)part.tensor, first, last,
