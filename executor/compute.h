@@ -228,7 +228,7 @@ static inline void run_forward(Executor *e, const Work *w, const Pass *pass) {
     if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
     if (pass->counts && c.model->config.experts && gpt_unit_class(c.model, w->unit) == UNIT_BLOCK &&
-        !c.recompute) {
+        !c.recompute && w->part == 0) {
         expert_loads_count(&e->loads, &c, w->unit);
     }
 }
@@ -248,7 +248,8 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.scale = pass->scale;
     }
     if (e->loads.experts && !head) {
-        c->router.shares = pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
+        c->router.shares =
+            pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
         c->router.aux = pass->aux;
         c->router.z = pass->z;
     }
