@@ -27,6 +27,8 @@ typedef struct {
     // `prototypes` equal groups (0: all are one group).
     int64_t experts, top_k, expert_ffn, prototypes;
     int64_t expert_ranks; // that the experts are divided over; 0: each rank has all
+    // then: rows that are planned for each token of a rank; 0: as many as there can be
+    int64_t expert_rows;
     double theta, eps;
     RotaryScaling scaling;
 } GptConfig;
@@ -70,8 +72,9 @@ static inline Router gpt_router(const GptConfig *c) {
     const Router r = {.experts = c->experts, .groups = gpt_groups(c), .top_k = c->top_k};
     return r;
 }
-// Divides the experts over so many ranks. Ends with EXIT_INPUT if that is not possible.
-static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks) {
+// Divides the experts over so many ranks, which plan for `buffer` times the mean number of rows (0: for
+// the most that there can be). Ends with EXIT_INPUT if that is not possible.
+static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks, double buffer) {
     const Architecture *a = &architectures[c.arch];
     if (ranks == 1 || !c.experts) { return c; }
     if (c.experts % ranks) {
@@ -79,6 +82,7 @@ static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks) {
             "--expert-parallel %" PRId64 ": there are %" PRId64 " experts", ranks, c.experts);
     }
     c.expert_ranks = ranks;
+    c.expert_rows = (int64_t)ceil(buffer * (double)gpt_choices(&c));
     while (!architectures[c.arch].exchanges || strcmp(architectures[c.arch].name, a->name) ||
            architecture_is_tied(&architectures[c.arch]) != architecture_is_tied(a)) {
         c.arch = (c.arch + 1) % ARCHITECTURES;

@@ -106,8 +106,8 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_CHOICES] = gpt_choices(c);
     m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
     m->quantity[OF_OWN_EXPERTS] = c->experts / gpt_expert_ranks(c);
-    m->quantity[OF_ARRIVALS] =
-        gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    const int64_t most = gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    m->quantity[OF_ARRIVALS] = c->expert_rows ? min_i64(c->expert_rows, most) : most;
     m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
