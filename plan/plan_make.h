@@ -221,7 +221,6 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
     const char *with = o->cyclic               ? "--cyclic"
                        : c->privacy.on         ? "--dp-noise (or --dp-epsilon)"
-                       : p->pipeline.recompute ? "--recompute block"
                        : p->model.arch->experts && share_is(p->model.share) &&
                                p->pipeline.placement.stages > 1
                            ? "--share and --pipeline"
@@ -242,12 +241,14 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
             parts ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
         int64_t equal = 0;
         for (int member = 0; member < all->n; member++) {
-            const int r = all->ranks[member];
-            for (int k = 0; k < program->rank[r].count; k++) {
-                const Action *b = &program->rank[r].actions[k];
-                equal += b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
-                         b->part == a->part && (parts ? b->rows == a->rows : b->rows > 0);
+            const Schedule *other = &program->rank[all->ranks[member]];
+            bool found = false;
+            for (int k = 0; k < other->count && !found; k++) {
+                const Action *b = &other->actions[k];
+                found = b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
+                        b->part == a->part && (parts ? b->rows == a->rows : b->rows > 0);
             }
+            equal += found;
         }
         if (equal != all->n || (parts && a->rows * p->shape.T % all->n)) {
             die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
