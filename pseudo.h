@@ -71,7 +71,7 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 static inline bool delink_copies(const StatePlan *from, int kind, int storage, int64_t moments) {
     return kind == STATE_MASTER ||
            (kind != STATE_PREVIOUS &&
-            (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
+            (moments != DELINK_RESET || !gpt_storage_is_block(from->model, storage)));
 }
 // Returns the bytes of this rank's slice of a state that is copied.
 static inline size_t delink_state_bytes(const StatePlan *from, int kind, int storage,

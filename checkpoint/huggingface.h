@@ -132,7 +132,8 @@ static inline void hf_parts_of_copy(const GptModel *m, const HfParts all, int te
             if (part->range) { t.begin = r->begin * r->cols; }
             t.rows += r->dim.of == OF_VOCAB ? m->config.vocab : r->rows;
         }
-        t.begin += copy * (m->tensor_elements[tensor] / gpt_dim_or_one(m, spec->copies));
+        const int64_t copies = gpt_dim_or_one(m, spec->copies);
+        t.begin += copy % copies * (m->tensor_elements[tensor] / copies);
         t.is_matrix = spec->rows.times > 0;
         visit(context, &t);
     }
@@ -140,8 +141,9 @@ static inline void hf_parts_of_copy(const GptModel *m, const HfParts all, int te
 // Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
 static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer, HfVisit *visit,
                                 void *context) {
-    const int64_t copies = gpt_dim_or_one(m, m->arch->tensors[tensor].copies);
-    for (int64_t copy = 0; copy < copies; copy++) {
+    const int64_t copies = gpt_dim_or_one(m, m->arch->tensors[tensor].copies),
+                  first = copies > 1 ? m->expert_rank * copies : 0;
+    for (int64_t copy = first; copy < first + copies; copy++) {
         hf_parts_of_copy(m, hf_parts_of(m), tensor, layer, copy, visit, context);
         hf_parts_of_copy(m, hf_experts_of(m), tensor, layer, copy, visit, context);
     }
@@ -373,7 +375,7 @@ static inline void hf_write_piece(void *writer, const StatePlan *s, int storage,
                                   int64_t count) {
     TensorWriter *w = (TensorWriter *)writer;
     TensorPart parts[MOST_TENSORS];
-    const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
+    const bool block = gpt_storage_is_block(s->model, storage);
     const int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n && !w->error; i++) {
         const int64_t first = max_i64(begin, parts[i].offset);
@@ -555,6 +557,10 @@ static inline void export_check(const char *path, const GptModel *m) {
         die(EXIT_INPUT, "give the name of a folder, without .bin",
             "--export %s: llm.c's files have GPT-2 models only, and this is %s", path,
             m->arch->name);
+    }
+    if (*path && gpt_expert_ranks(&m->config) > 1) {
+        die(EXIT_INPUT, "export from the checkpoint, by a run without --expert-parallel",
+            "--export %s: no rank has all experts", path);
     }
 }
 

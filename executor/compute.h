@@ -387,20 +387,75 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const CommRequest none = {.number = 0};
     transfer_open(e, a, pass->training, none, link);
 }
+// Returns what ranks exchange of rows of experts, as if all experts had equally many.
+static inline ZeroMessage routed_message(const StatePlan *s, const Action *a, int64_t T) {
+    const ProcessGroup *ranks = &s->expert_ranks;
+    const int64_t rows = a->rows * T * gpt_choices(&s->model->config);
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &ranks->all, ranks->each,
+                           rows * gpt_width(s->model) * dtype_size(s->dtype) / ranks->all.n};
+    return m;
+}
 // Returns the message before a part of a unit, which the ranks with its storage exchange.
 static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
     const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
-    const int64_t width = value_width(s->model, &spec->values[unit_message(spec, a->part)->in[0]]);
+    const OpNode *n = unit_message(spec, a->part);
+    if (n->stats[0]) { return routed_message(s, a, T); }
+    const int64_t width = value_width(s->model, &spec->values[n->in[0]]);
     const ProcessGroup *owners = s->rows[a->storage].owners;
     const ZeroMessage m = {COMM_ALL_TO_ALL, &owners->all, owners->each,
                            a->rows * T * width * dtype_size(s->dtype) / owners->all.n};
     return m;
+}
+// Writes the bounds of rows among the ranks of experts, of counts[ranks][experts of each].
+static inline void routed_bounds(const GptModel *m, const int32_t *counts, int64_t *bounds) {
+    const int64_t each = m->quantity[OF_OWN_EXPERTS];
+    bounds[0] = 0;
+    for (int64_t r = 0; r < gpt_expert_ranks(&m->config); r++) {
+        bounds[r + 1] = bounds[r];
+        for (int64_t i = 0; i < each; i++) { bounds[r + 1] += counts[r * each + i]; }
+    }
+}
+// Finds out how many rows each rank has for each expert of this one.
+static inline void routed_arrivals(Executor *e, const int32_t *loads, int32_t *arrivals) {
+    const Group *g = &e->store->plan.expert_ranks.all;
+    const int64_t experts = e->model->config.experts, each = experts / g->n;
+    int32_t *all = new_array(int32_t, experts * g->n, "loads");
+    comm_all_gather_in(e->comm, g, loads, all, (size_t)experts * sizeof *loads);
+    for (int r = 0; r < g->n; r++) {
+        memcpy(arrivals + r * each, all + r * experts + g->me * each,
+               (size_t)each * sizeof *arrivals);
+    }
+    free(all);
+}
+// Sends rows to the ranks of their experts (architecture.h: EXCHANGE), or from there; back:
+// gradients, the other way.
+static inline void run_routed(Executor *e, const Action *a, const UnitCall *c, const OpNode *n) {
+    const bool back = a->kind == ACT_EXCHANGE_BACK;
+    const Group *g = &e->store->plan.expert_ranks.all;
+    int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
+            *comes = (int32_t *)c->buffers.value[n->stats[!back]];
+    int64_t *to = new_array(int64_t, 2 * (g->n + 1), "rows of experts"), *from = to + g->n + 1;
+    const CommLabel label = {"rows of experts", a->unit, e->step};
+    if (!back && a->part == 1) { routed_arrivals(e, sent, comes); }
+    routed_bounds(e->model, sent, to);
+    routed_bounds(e->model, comes, from);
+    CommRequest r = comm_all_to_all_begin(
+        e->comm, label, g,
+        back ? (void *)gradient_buffer(c, n->out[0]) : c->buffers.value[n->in[0]], to,
+        back ? (void *)gradient_buffer(c, n->in[0]) : c->buffers.value[n->out[0]], from,
+        (size_t)gpt_width(e->model) * ops_real_bytes());
+    comm_wait(e->comm, &r);
+    free(to);
 }
 static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) {
     const int64_t T = pass->data->options.T;
     const Work w = executor_work(e, a->unit, executor_micro(e, a), a->rows, T);
     const UnitCall c = executor_call(e, &w);
     const OpNode *n = unit_message(c.unit, a->part);
+    if (n->stats[0]) {
+        run_routed(e, a, &c, n);
+        return;
+    }
     const bool back = a->kind == ACT_EXCHANGE_BACK;
     const ZeroMessage m = exchange_message(&e->store->plan, a, T);
     const CommLabel label = {"rows of a unit", a->unit, e->step};

@@ -25,11 +25,13 @@
 #include "base/base.h"
 
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
-// Blocks have a storage each, unless they share it; every other class is one storage.
+// Blocks have a storage each, and one of their experts, unless they share them; every other class is
+// one storage.
 typedef enum {
     STORAGE_WTE,
     STORAGE_WPE,
     STORAGE_BLOCK,
+    STORAGE_EXPERTS,
     STORAGE_LNF,
     STORAGE_HEAD, // the classifier's table, if it is not wte
     STORAGE_CLASSES,
@@ -52,6 +54,8 @@ typedef enum {
     OF_EXPERTS,
     OF_CHOICES,    // experts that a token goes to
     OF_EXPERT_FFN, // inner width of an expert
+    OF_OWN_EXPERTS, // that a rank has: all, or --expert-parallel's part
+    OF_ARRIVALS,    // rows that they may get for each token of a rank, at most
     OF_ROUTE,      // numbers that say where a token goes (ops.h: Route)
     QUANTITIES
 } Quantity;
@@ -85,12 +89,13 @@ typedef struct {
 
 // A boundary is VALUE_X or VALUE_Y: its memory belongs to the micro-batch, not to the unit.
 typedef enum { VALUE_REALS, VALUE_FLOATS, VALUE_BOUNDARY } ValueType;
-enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 20 };
+enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 24 };
 typedef struct {
     const char *name;
     ValueType type; // of its elements: compute precision, or fp32
     Dim width;      // elements of each row
     Dim rows;       // rows of each token; none: 1
+    bool once;      // the value has one row for all tokens
     int gradient;   // its buffer; NO_GRADIENT: no operation makes its gradient
 } ValueSpec;
 
@@ -134,23 +139,25 @@ typedef struct {
     OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                    \
     /* out = causal attention(in) */                                                               \
     OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                    \
-    /* out = silu(first half of in) * second half */                                               \
-    OP(SWIGLU,         SWIGLU,      1, 1, 0, 0)                                                    \
+    /* out = silu(first half of in) * second half, of all rows, or of those that stats count */                                                  \
+    OP(SWIGLU,         SWIGLU,      1, 1, 1, 0)                                                    \
     /* out = max(in, 0)^2 */                                                                       \
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
     OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
-    /* out = softmax(in params[0]^T), where params[1] + out chooses experts: stats say which */     \
-    OP(ROUTER,         ROUTER,      1, 1, 1, 2)                                                    \
+    /* out = softmax(in params[0]^T), where params[1] + out chooses experts: stats[0] says */      \
+    /* which, stats[1] how many rows each gets */                                                  \
+    OP(ROUTER,         ROUTER,      1, 1, 2, 2)                                                    \
     /* out = rows of in, one for each choice, those of an expert together */                       \
     OP(DISPATCH,       DISPATCH,    1, 1, 1, 0)                                                    \
-    /* out = in params[0]^T, where each expert has its rows and its matrix */                      \
+    /* out = in params[0]^T, where each expert has its matrix, and the rows that stats count */    \
     OP(EXPERTS,        EXPERTS,     1, 1, 1, 1)                                                    \
     /* out = the rows of in that belong to a token, summed by the weights of its choices */        \
     OP(COMBINE,        COMBINE,     1, 1, 1, 0)                                                    \
     /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */     \
-    /* cuts the unit into parts; out does not overlap in, nor do their gradients */                \
-    OP(EXCHANGE,       EXCHANGE,    1, 1, 0, 0)                                                    \
+    /* cuts the unit into parts; out does not overlap in, nor do their gradients. With stats: */   \
+    /* rank i gets the rows that stats[0] counts for its experts; stats[1]: what comes */          \
+    OP(EXCHANGE,       EXCHANGE,    1, 1, 2, 0)                                                    \
     /* out = -log p(target) of the logits in params[0]^T */                                        \
     OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)
 // clang-format on
@@ -187,6 +194,7 @@ typedef struct {
     float softcap;  // of logits (ops_classifier); 0: none
     float qk_scale; // of q and k after their norm
     bool experts;   // its blocks have experts in place of the MLP
+    bool exchanges; // ... which are divided over ranks
 } Architecture;
 
 // The parts of a unit: a message is between two of them, and counts to the second one. Returns the

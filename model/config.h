@@ -26,6 +26,7 @@ typedef struct {
     // Experts in place of the MLP; 0: none. A token goes to the top_k experts of all, or of each of
     // `prototypes` equal groups (0: all are one group).
     int64_t experts, top_k, expert_ffn, prototypes;
+    int64_t expert_ranks; // that the experts are divided over; 0: each rank has all
     double theta, eps;
     RotaryScaling scaling;
 } GptConfig;
@@ -41,6 +42,7 @@ static inline int gpt_architecture(const char *name, size_t n, int tied, bool ex
     for (int i = 0; i < ARCHITECTURES; i++) {
         const Architecture *a = &architectures[i];
         if (strlen(a->name) == n && !strncmp(a->name, name, n) && a->experts == experts &&
+            !a->exchanges &&
             (tied < 0 || architecture_is_tied(a) == (tied > 0))) {
             return i;
         }
@@ -69,6 +71,22 @@ static inline Router gpt_router(const GptConfig *c) {
     const Router r = {.experts = c->experts, .groups = gpt_groups(c), .top_k = c->top_k};
     return r;
 }
+// Divides the experts over so many ranks. Ends with EXIT_INPUT if that is not possible.
+static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks) {
+    const Architecture *a = &architectures[c.arch];
+    if (ranks == 1 || !c.experts) { return c; }
+    if (c.experts % ranks) {
+        die(EXIT_INPUT, "give a number that divides the experts",
+            "--expert-parallel %" PRId64 ": there are %" PRId64 " experts", ranks, c.experts);
+    }
+    c.expert_ranks = ranks;
+    while (!architectures[c.arch].exchanges || strcmp(architectures[c.arch].name, a->name) ||
+           architecture_is_tied(&architectures[c.arch]) != architecture_is_tied(a)) {
+        c.arch = (c.arch + 1) % ARCHITECTURES;
+    }
+    return c;
+}
+static inline int64_t gpt_expert_ranks(const GptConfig *c) { return max_i64(1, c->expert_ranks); }
 // Ends with EXIT_INPUT if blocks cannot have such experts.
 static inline void gpt_experts_check(const GptConfig *c, const char *source) {
     const int64_t groups = gpt_groups(c);

@@ -69,7 +69,7 @@ static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m
     const UnitSpec *spec = gpt_unit_spec(m, c);
     for (int v = VALUE_FIRST; v < spec->value_count; v++) {
         const bool reals = spec->values[v].type == VALUE_REALS;
-        b->value[v] = arena_take(a, N * value_width(m, &spec->values[v]) *
+        b->value[v] = arena_take(a, (spec->values[v].once ? 1 : N) * value_width(m, &spec->values[v]) *
                                         (reals ? ops_real_bytes() : sizeof(float)));
     }
     unit_carve_gradients(b, a, m, c, N, true);
@@ -324,8 +324,8 @@ static inline void linear_sample_sum(const OpCall *o) {
     vector_sample_sum(o, 1);
 }
 static inline double linear_flops(const GptModel *m, const UnitSpec *u, const OpNode *n, double T) {
-    (void)T; // each row of the input, of which a token may have several
-    return 2.0 * value_width(m, &u->values[n->in[0]]) * gpt_dim(m, u->values[n->out[0]].width);
+    (void)T;
+    return 2.0 * gpt_dim(m, u->values[n->in[0]].width) * gpt_dim(m, u->values[n->out[0]].width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -398,12 +398,6 @@ static inline void qk_norm_sample_sum(const OpCall *o) {
 
 // -------------------------------------------------------------------------------------------------
 // Activations of the MLP
-static inline void swiglu_forward(const OpCall *o) {
-    ops_swiglu_forward(o->s, o->out[0], o->in[0], o->N, o->width);
-}
-static inline void swiglu_backward_input(const OpCall *o) {
-    ops_swiglu_backward(o->s, o->dx, o->dout, o->in[0], o->N, o->width);
-}
 static inline void relu2_forward(const OpCall *o) {
     ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
 }
@@ -422,10 +416,18 @@ static inline void add_forward(const OpCall *o) {
 static inline Route op_route(const OpCall *o) {
     return route_at(o->stats[0], o->rows * o->T, gpt_choices(&o->call->model->config));
 }
+// The rows of experts: those of this rank's tokens, or those that came from others.
+static inline ExpertRows op_expert_rows(const OpCall *o) {
+    const GptModel *m = o->call->model;
+    const ExpertRows r = {.counts = (const int32_t *)(const void *)o->stats[0],
+                          .sources = gpt_expert_ranks(&m->config),
+                          .experts = m->quantity[OF_OWN_EXPERTS]};
+    return r;
+}
 static inline void router_forward(const OpCall *o) {
     const GptConfig *c = &o->call->model->config;
-    ops_route(o->s, op_route(o), (float *)(void *)o->out[0], o->in[0], o->params[0], o->params[1],
-              o->in_width, gpt_router(c));
+    ops_route(o->s, op_route(o), (int32_t *)(void *)o->stats[1], (float *)(void *)o->out[0],
+              o->in[0], o->params[0], o->params[1], o->in_width, gpt_router(c));
 }
 static inline void router_backward_input(const OpCall *o) {
     const GptConfig *c = &o->call->model->config;
@@ -435,8 +437,8 @@ static inline void router_backward_input(const OpCall *o) {
 static inline void router_backward_weight(const OpCall *o) {
     const GptConfig *c = &o->call->model->config;
     ops_route_backward_weight(o->s, o->grads[0], o->grads[1], (const float *)(void *)o->out[0],
-                              op_route(o), o->in[0], o->in_width, gpt_router(c),
-                              o->accumulates[0]);
+                              op_route(o), (const int32_t *)(const void *)o->stats[1], o->in[0],
+                              o->in_width, gpt_router(c), o->accumulates[0]);
 }
 static inline void dispatch_forward(const OpCall *o) {
     ops_dispatch(o->s, o->out[0], o->in[0], op_route(o), o->width);
@@ -445,22 +447,40 @@ static inline void dispatch_backward_input(const OpCall *o) {
     ops_dispatch_backward(o->s, o->dx, o->so_far, o->dout, op_route(o), o->width);
 }
 static inline void experts_forward(const OpCall *o) {
-    ops_experts_forward(o->s, o->out[0], NULL, o->in[0], o->params[0], op_route(o), o->in_width,
-                        o->width, o->call->model->config.experts);
+    ops_experts_forward(o->s, o->out[0], NULL, o->in[0], o->params[0], op_expert_rows(o),
+                        o->in_width, o->width, o->rows * o->T == 1);
 }
 static inline void experts_backward_input(const OpCall *o) {
-    ops_experts_backward_input(o->s, o->dx, o->dout, o->params[0], NULL, op_route(o), o->in_width,
-                               o->width, o->call->model->config.experts);
+    ops_experts_backward_input(o->s, o->dx, o->dout, o->params[0], NULL, op_expert_rows(o),
+                               o->in_width, o->width);
 }
 static inline void experts_backward_weight(const OpCall *o) {
-    ops_experts_backward_weight(o->s, o->grads[0], o->dout, o->in[0], op_route(o), o->in_width,
-                                o->width, o->call->model->config.experts, o->accumulates[0]);
+    ops_experts_backward_weight(o->s, o->grads[0], o->dout, o->in[0], op_expert_rows(o),
+                                o->in_width, o->width, o->accumulates[0]);
+}
+// A token's choices are computed once, wherever.
+static inline double experts_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
+                                   double T) {
+    (void)T;
+    return 2.0 * (double)gpt_choices(&m->config) *
+           (double)(gpt_dim(m, u->values[n->in[0]].width) * gpt_dim(m, u->values[n->out[0]].width));
 }
 static inline void combine_forward(const OpCall *o) {
     ops_combine_rows(o->s, o->out[0], o->in[0], op_route(o), o->width);
 }
 static inline void combine_backward_input(const OpCall *o) {
     ops_combine_rows_backward(o->s, o->dx, o->dout, o->in[0], op_route(o), o->width);
+}
+
+// SwiGLU of an MLP, or of experts
+static inline int64_t swiglu_rows(const OpCall *o) {
+    return o->node->stats[0] ? expert_rows_sum(op_expert_rows(o)) : o->N;
+}
+static inline void swiglu_forward(const OpCall *o) {
+    ops_swiglu_forward(o->s, o->out[0], o->in[0], swiglu_rows(o), o->width);
+}
+static inline void swiglu_backward_input(const OpCall *o) {
+    ops_swiglu_backward(o->s, o->dx, o->dout, o->in[0], swiglu_rows(o), o->width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -526,7 +546,7 @@ typedef struct {
                         .flops = linear_flops}
 #define OPS_DISPATCH   {.part = {dispatch_forward, dispatch_backward_input}}
 #define OPS_EXPERTS    {.part = {experts_forward, experts_backward_input, experts_backward_weight}, \
-                        .flops = linear_flops}
+                        .flops = experts_flops}
 #define OPS_COMBINE    {.part = {combine_forward, combine_backward_input}}
 #define OPS_EXCHANGE   {.part = {NULL}} // the executor sends what it says
 // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples

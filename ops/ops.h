@@ -430,16 +430,17 @@ typedef struct {
 #define LOAD_UNIT 0x1p-100f
 // p(N, experts) = softmax of in(N, C) weight(experts, C)^T, within each group, in fp32. Makes the
 // route: of each group, the experts of the largest p + bias; of equal ones, the first.
-static void ops_route(Stream *s, Route route, float *p, const Real *in, const Real *weight,
-                      const Real *bias, int64_t C, Router router);
+// loads(experts): how many rows each gets.
+static void ops_route(Stream *s, Route route, int32_t *loads, float *p, const Real *in,
+                      const Real *weight, const Real *bias, int64_t C, Router router);
 // dx(N, C) = before + dlogits weight, where before may be NULL, or dx. p becomes dlogits.
 static void ops_route_backward_input(Stream *s, Real *dx, const Real *before, float *p, Route route,
                                      const Real *weight, int64_t C, Router router,
                                      RouterLosses losses);
 // dweight(experts, C) [+]= dlogits^T in; dbias(experts) [+]= loads
 static void ops_route_backward_weight(Stream *s, float *dweight, float *dbias, const float *dlogits,
-                                      Route route, const Real *in, int64_t C, Router router,
-                                      bool accumulate);
+                                      Route route, const int32_t *loads, const Real *in, int64_t C,
+                                      Router router, bool accumulate);
 // rows(N * choices, C): a copy of its token's row of in(N, C) for each choice. Back: dx = before +
 // the sum of a token's rows, where before may be NULL, or dx.
 static void ops_dispatch(Stream *s, Real *rows, const Real *in, Route route, int64_t C);
@@ -450,18 +451,29 @@ static void ops_dispatch_backward(Stream *s, Real *dx, const Real *before, const
 static void ops_combine_rows(Stream *s, Real *out, const Real *rows, Route route, int64_t C);
 static void ops_combine_rows_backward(Stream *s, Real *drows, const Real *dout, const Real *rows,
                                       Route route, int64_t C);
-// The matrix products of experts: out(N * choices, OC), in(N * choices, C), weight(experts, OC, C).
-// gelu, pre_gelu: as in ops_matmul_forward() and ops_matmul_backward_input(); or NULL.
+// How the rows of experts follow each other: for each of `sources` ranks that sent them, those of
+// each of this rank's experts. counts[sources][experts]: how many, on the host.
+typedef struct {
+    const int32_t *counts;
+    int64_t sources, experts;
+} ExpertRows;
+static inline int64_t expert_rows_sum(ExpertRows r) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < r.sources * r.experts; i++) { n += r.counts[i]; }
+    return n;
+}
+// The matrix products of experts: out(rows, OC), in(rows, C), weight(experts, OC, C). gelu,
+// pre_gelu: as in ops_matmul_forward() and ops_matmul_backward_input(); or NULL. one: the rows are
+// those of a single token.
 static void ops_experts_forward(Stream *s, Real *out, Real *gelu, const Real *in,
-                                const Real *weight, Route route, int64_t C, int64_t OC,
-                                int64_t experts);
+                                const Real *weight, ExpertRows rows, int64_t C, int64_t OC,
+                                bool one);
 static void ops_experts_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight,
-                                       const Real *pre_gelu, Route route, int64_t C, int64_t OC,
-                                       int64_t experts);
+                                       const Real *pre_gelu, ExpertRows rows, int64_t C,
+                                       int64_t OC);
 // dweight(experts, OC, C) [+]= ...: zero for an expert without rows
 static void ops_experts_backward_weight(Stream *s, float *dweight, const Real *dout, const Real *in,
-                                        Route route, int64_t C, int64_t OC, int64_t experts,
-                                        bool accumulate);
+                                        ExpertRows rows, int64_t C, int64_t OC, bool accumulate);
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
 // losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,

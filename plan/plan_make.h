@@ -223,12 +223,14 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
                        : c->privacy.on                         ? "--dp-noise (or --dp-epsilon)"
                        : p->pipeline.recompute                 ? "--recompute block"
                        : p->shape.generates                    ? "--prompt or --sample-every"
-                       : program->ranks < p->machine->ranks->n ? "--cluster"
-                                                               : NULL;
+                       : program->ranks < p->machine->ranks->n && !p->model.arch->experts
+                           ? "--cluster"
+                           : NULL;
     if (with) {
-        die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks: not with %s",
-            p->model.arch->name, with);
+        die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks%s: not with %s",
+            p->model.arch->name, p->model.arch->experts ? " (--expert-parallel)" : "", with);
     }
+    if (program->ranks < p->machine->ranks->n) { return; } // one rank stands for all
     for (int i = 0; i < mine->count; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
@@ -241,11 +243,12 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
                          b->part == a->part && b->rows == a->rows;
             }
         }
-        if (equal != all->n || a->rows * p->shape.T % all->n) {
+        const bool parts = !p->model.arch->experts; // which are equal
+        if (equal != all->n || (parts && a->rows * p->shape.T % all->n)) {
             die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
-                "arch=%s: the %d ranks of a block must have equally many tokens, which they "
-                "exchange in equal parts",
-                p->model.arch->name, all->n);
+                "arch=%s: the %d ranks of a block must have equally many tokens, whose rows they "
+                "exchange%s",
+                p->model.arch->name, all->n, parts ? " in equal parts" : "");
         }
     }
 }
@@ -304,9 +307,12 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     Plan *p = new_array(Plan, 1, "the plan");
     p->config = config;
     p->machine = machine;
-    p->model = spec->model;
-    p->dtype = spec->dtype;
     p->pipeline = config->pipeline;
+    p->model = spec->model;
+    p->model.expert_rank =
+        max_i64(0, placement_place(&p->pipeline.placement, machine->ranks->me)) %
+        gpt_expert_ranks(&p->model.config);
+    p->dtype = spec->dtype;
     plan_check_experts(p);
     plan_micro_batches(p);
     plan_clipping(p);

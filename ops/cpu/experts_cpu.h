@@ -53,17 +53,18 @@ static inline void router_choose(int32_t *chosen, float *weight, const float *p,
     }
     for (int64_t j = 0; j < r->top_k && r->groups == 1; j++) { weight[j] /= sum; }
 }
-// Gives each choice its row.
-static inline void route_place(Route route, int64_t experts) {
+// Counts the rows of each expert, and gives each choice its row.
+static inline void route_place(Route route, int32_t *loads, int64_t experts) {
     const int64_t n = route.N * route.choices;
-    int64_t *next = new_array(int64_t, experts + 1, "routes");
-    for (int64_t i = 0; i < n; i++) { next[route.expert[i] + 1]++; }
-    for (int64_t e = 0; e < experts; e++) { next[e + 1] += next[e]; }
+    int64_t *next = new_array(int64_t, experts, "routes");
+    memset(loads, 0, (size_t)experts * sizeof *loads);
+    for (int64_t i = 0; i < n; i++) { loads[route.expert[i]]++; }
+    for (int64_t e = 1; e < experts; e++) { next[e] = next[e - 1] + loads[e - 1]; }
     for (int64_t i = 0; i < n; i++) { route.place[i] = (int32_t)next[route.expert[i]]++; }
     free(next);
 }
-static inline void ops_route(Stream *s, Route route, float *p, const Real *in, const Real *weight,
-                             const Real *bias, int64_t C, Router router) {
+static inline void ops_route(Stream *s, Route route, int32_t *loads, float *p, const Real *in,
+                             const Real *weight, const Real *bias, int64_t C, Router router) {
     const int64_t E = router.experts, each = E / router.groups;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < route.N; t++) {
@@ -76,7 +77,7 @@ static inline void ops_route(Stream *s, Route route, float *p, const Real *in, c
         }
         poll_after_wide_row(s, t, E * C);
     }
-    route_place(route, E);
+    route_place(route, loads, E);
 }
 
 // With w = p / (sum of the chosen p): dlogit = w (dw - sum of w dw). With w = p, dp = dw.
@@ -137,21 +138,21 @@ TYPED void router_add_row(const DType type, float *dweight, float factor, const 
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) { dweight[c] += factor * load_real(type, x, c); }
 }
-// The loads are whole numbers times the odd part of the number of experts, so their sums are exact.
-static inline void route_loads(float *dbias, Route route, int64_t experts, bool accumulate) {
+// Loads are whole numbers times the odd part of the number of experts, so their sums are exact.
+static inline void route_loads(float *dbias, Route route, const int32_t *loads, int64_t experts,
+                               bool accumulate) {
     const int64_t n = route.N * route.choices;
-    int64_t *loads = new_array(int64_t, experts, "routes"), odd = experts;
+    int64_t odd = experts;
     while (odd % 2 == 0) { odd /= 2; }
-    for (int64_t i = 0; i < n; i++) { loads[route.expert[i]]++; }
     for (int64_t e = 0; e < experts; e++) {
         const double above = (double)(loads[e] * odd) - (double)n / (double)(experts / odd);
         dbias[e] = (accumulate ? dbias[e] : 0.0f) + (float)above * LOAD_UNIT;
     }
-    free(loads);
 }
 static inline void ops_route_backward_weight(Stream *s, float *dweight, float *dbias,
-                                             const float *dlogits, Route route, const Real *in,
-                                             int64_t C, Router router, bool accumulate) {
+                                             const float *dlogits, Route route,
+                                             const int32_t *loads, const Real *in, int64_t C,
+                                             Router router, bool accumulate) {
     const int64_t E = router.experts, slices = ceil_div(C, BLOCK);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t i = 0; i < E * slices; i++) {
@@ -164,7 +165,7 @@ static inline void ops_route_backward_weight(Stream *s, float *dweight, float *d
         }
         poll_messages(s);
     }
-    route_loads(dbias, route, E, accumulate);
+    route_loads(dbias, route, loads, E, accumulate);
 }
 
 // --- rows to experts, and back -------------------------------------------------------------------
@@ -236,52 +237,43 @@ static inline void ops_combine_rows_backward(Stream *s, Real *drows, const Real 
 }
 
 // --- experts -------------------------------------------------------------------------------------
-// Returns the first row of each expert, and the number of all rows.
-static inline int64_t *route_starts(Route route, int64_t experts) {
-    int64_t *start = new_array(int64_t, experts + 1, "routes");
-    for (int64_t i = 0; i < route.N * route.choices; i++) { start[route.expert[i] + 1]++; }
-    for (int64_t e = 0; e < experts; e++) { start[e + 1] += start[e]; }
-    return start;
-}
 static inline void ops_experts_forward(Stream *s, Real *out, Real *gelu, const Real *in,
-                                       const Real *weight, Route route, int64_t C, int64_t OC,
-                                       int64_t experts) {
-    int64_t *start = route_starts(route, experts);
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t row = start[e], n = start[e + 1] - row;
+                                       const Real *weight, ExpertRows rows, int64_t C, int64_t OC,
+                                       bool one) {
+    int64_t row = 0;
+    for (int64_t i = 0; i < rows.sources * rows.experts; row += rows.counts[i++]) {
+        const int64_t n = rows.counts[i];
         Real *y = real_at(out, row * OC), *active = gelu ? real_at(gelu, row * OC) : NULL;
-        const Real *x = real_at_const(in, row * C), *w = real_at_const(weight, e * OC * C);
-        if (route.N == 1 && n) { // generated text
+        const Real *x = real_at_const(in, row * C),
+                   *w = real_at_const(weight, i % rows.experts * OC * C);
+        if (one && n) { // generated text
             ops_vector_forward(s, y, active, x, w, NULL, C, OC);
         } else if (n) {
             ops_matmul_forward(s, y, active, x, w, NULL, n, C, OC);
         }
     }
-    free(start);
 }
 static inline void ops_experts_backward_input(Stream *s, Real *din, const Real *dout,
-                                              const Real *weight, const Real *pre_gelu, Route route,
-                                              int64_t C, int64_t OC, int64_t experts) {
-    int64_t *start = route_starts(route, experts);
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t row = start[e], n = start[e + 1] - row;
-        if (!n) { continue; }
+                                              const Real *weight, const Real *pre_gelu,
+                                              ExpertRows rows, int64_t C, int64_t OC) {
+    int64_t row = 0;
+    for (int64_t i = 0; i < rows.sources * rows.experts; row += rows.counts[i++]) {
+        if (!rows.counts[i]) { continue; }
         ops_matmul_backward_input(s, real_at(din, row * C), real_at_const(dout, row * OC),
-                                  real_at_const(weight, e * OC * C),
-                                  pre_gelu ? real_at_const(pre_gelu, row * C) : NULL, n, C, OC);
+                                  real_at_const(weight, i % rows.experts * OC * C),
+                                  pre_gelu ? real_at_const(pre_gelu, row * C) : NULL,
+                                  rows.counts[i], C, OC);
     }
-    free(start);
 }
 static inline void ops_experts_backward_weight(Stream *s, float *dweight, const Real *dout,
-                                               const Real *in, Route route, int64_t C, int64_t OC,
-                                               int64_t experts, bool accumulate) {
-    int64_t *start = route_starts(route, experts);
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t row = start[e], n = start[e + 1] - row;
-        ops_matmul_backward_weight(s, dweight + e * OC * C, NULL, real_at_const(dout, row * OC),
-                                   real_at_const(in, row * C), n, C, OC, accumulate);
+                                               const Real *in, ExpertRows rows, int64_t C,
+                                               int64_t OC, bool accumulate) {
+    int64_t row = 0;
+    for (int64_t i = 0; i < rows.sources * rows.experts; row += rows.counts[i++]) {
+        ops_matmul_backward_weight(s, dweight + i % rows.experts * OC * C, NULL,
+                                   real_at_const(dout, row * OC), real_at_const(in, row * C),
+                                   rows.counts[i], C, OC, accumulate || i >= rows.experts);
     }
-    free(start);
 }
 
 #endif
