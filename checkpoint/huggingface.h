@@ -441,6 +441,7 @@ static inline void hf_add_experts_keys(TextBuffer *t, const GptModel *m) {
     if (!c->experts) { return; }
     text_add(t, "  \"%s\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64 ",\n",
              qwen ? "num_experts" : "num_local_experts", c->experts, c->top_k);
+    if (c->prototypes > 1) { text_add(t, "  \"prototypes\": %" PRId64 ",\n", c->prototypes); }
     if (qwen) {
         text_add(t,
                  "  \"moe_intermediate_size\": %" PRId64 ",\n  \"norm_topk_prob\": true,\n"
@@ -498,7 +499,7 @@ static inline int hf_write_config(const StatePlan *s, const char *folder, const 
     const HfModel *model = hf_model_of(m->arch);
     TextBuffer t = {};
     text_add(&t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-             model->class_name, model->model_type);
+             model->class_name, hf_type_name(model, m->config.prototypes > 1).at);
     if (m->config.theta > 0) {
         hf_add_llama_keys(&t, m, model);
     } else {

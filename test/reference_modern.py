@@ -104,8 +104,9 @@ class Config(typing.NamedTuple):
 
     @property
     def types(self):
-        """In config.json: model_type, architectures."""
-        return (TYPES_WITH_EXPERTS if self.experts else TYPES)[self.arch]
+        """In config.json: model_type, architectures. Experts in groups are this project's own."""
+        model_type, name = (TYPES_WITH_EXPERTS if self.experts else TYPES)[self.arch]
+        return ("train_gpt_" if self.prototypes > 1 else "") + model_type, name
 
     def given(self):
         """The fields, without those of experts where there are none."""
@@ -208,6 +209,8 @@ def config_json(config):
     elif config.experts:
         found.update(num_local_experts=config.experts, num_experts_per_tok=config.top_k)
         found.update(intermediate_size=config.expert_ffn, sliding_window=None)
+    if config.prototypes > 1:
+        found["prototypes"] = config.prototypes
     if config.scaling:
         names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
         found["rope_scaling"] = {"rope_type": "llama3", **dict(zip(names, config.scaling))}
