@@ -172,8 +172,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
 static inline void store_count_updates(Store *s, const Progress *p) {
     for (int i = 0; i < s->plan.model->storages; i++) {
         s->flight.progress[i].updates = p->updates;
-        s->flight.progress[i].restarted =
-            gpt_storage_is_block(s->plan.model, i) ? p->restarted : 0;
+        s->flight.progress[i].restarted = gpt_storage_is_block(s->plan.model, i) ? p->restarted : 0;
     }
 }
 // Reads the model of a checkpoint's folder, and the name of the optimizer that trained it. Returns

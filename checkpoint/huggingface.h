@@ -337,9 +337,7 @@ typedef struct {
 static inline size_t hf_offset(const StatePlan *s, int tensor, int64_t layer) {
     const GptModel *m = s->model;
     int64_t elements = 0;
-    for (int t = 0; t < tensor; t++) {
-        elements += hf_elements(m, t) * gpt_tensor_layers(m, t);
-    }
+    for (int t = 0; t < tensor; t++) { elements += hf_elements(m, t) * gpt_tensor_layers(m, t); }
     elements += layer * hf_elements(m, tensor);
     return (size_t)elements * dtype_size(s->dtype);
 }
@@ -461,8 +459,8 @@ static inline void hf_add_llama_keys(TextBuffer *t, const GptModel *m, const HfM
              ",\n  \"num_hidden_layers\": %" PRId64 ",\n  \"num_attention_heads\": %" PRId64
              ",\n  \"num_key_value_heads\": %" PRId64 ",\n  \"head_dim\": %" PRId64
              ",\n  \"max_position_embeddings\": %" PRId64 ",\n  \"rms_norm_eps\": %.17g,\n",
-             c->channels, c->experts ? c->expert_ffn : c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, c->max_seq_len,
-             c->eps);
+             c->channels, c->experts ? c->expert_ffn : c->ffn, c->layers, c->heads, c->kv_heads,
+             c->head_dim, c->max_seq_len, c->eps);
     text_add(t, "  \"rope_theta\": %.17g,\n", c->theta);
     if (r->factor > 0) {
         text_add(t,
@@ -554,7 +552,13 @@ static inline int export_write(const char *path, const HfKept *kept, Store *s) {
 }
 // Ends the program (EXIT_INPUT) if the model cannot be written there.
 static inline void export_check(const char *path, const GptModel *m) {
-    if (*path && export_is_file(path) && strcmp(m->arch->name, "gpt2")) {
+    const bool gpt2 = !strcmp(m->arch->name, "gpt2");
+    if (*path && m->arch->experts && (gpt2 || m->config.prototypes)) {
+        die(EXIT_INPUT, "leave --export out",
+            "--export %s: Hugging Face has no model with these experts (%s)", path,
+            gpt2 ? "arch=gpt2" : "prototypes");
+    }
+    if (*path && export_is_file(path) && !gpt2) {
         die(EXIT_INPUT, "give the name of a folder, without .bin",
             "--export %s: llm.c's files have GPT-2 models only, and this is %s", path,
             m->arch->name);

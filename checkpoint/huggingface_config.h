@@ -351,10 +351,10 @@ static inline void hf_rotary(const HfConfig *c, int types, GptConfig *config) {
     }
     hf_check_keys(c, rope, &part);
     const int inside = json_get(j, rope, "rope_theta"), beside = json_get(j, 0, "rope_theta");
-    config->theta = inside >= 0   ? hf_number(c, rope, "rope_theta")
-                    : beside >= 0 ? hf_number(c, 0, "rope_theta")
-                  : types == HF_MIXTRAL ? 1e6
-                                        : 1e4;
+    config->theta = inside >= 0           ? hf_number(c, rope, "rope_theta")
+                    : beside >= 0         ? hf_number(c, 0, "rope_theta")
+                    : types == HF_MIXTRAL ? 1e6
+                                          : 1e4;
     int type = json_get(j, rope, "rope_type");
     if (type < 0) { type = json_get(j, rope, "type"); }
     if (type < 0 || json_text_is(j, type, "default")) { return; }
@@ -437,7 +437,8 @@ static inline int hf_model_type(const HfConfig *c) {
         const bool own = hf_models[i].experts && prototypes >= 0;
         if (json_text_is(&c->json, type, hf_type_name(&hf_models[i], own).at)) { return i; }
     }
-    hf_refuse(c, 0, "model_type", "this program knows gpt2, llama, mixtral, qwen2, qwen3 "
+    hf_refuse(c, 0, "model_type",
+              "this program knows gpt2, llama, mixtral, qwen2, qwen3 "
               "and qwen3_moe");
 }
 static inline GptConfig hf_read_config(const HfConfig *c) {

@@ -231,7 +231,7 @@ static inline const char *manifest_architecture(const char *line, GptConfig *c) 
     RotaryScaling *r = &c->scaling;
     char name[16];
     int tie = 0, used = 0;
-    if (!strncmp(line, "arch=gpt2,", 10)) { return line + 10; }
+    if (!strncmp(line, "arch=gpt2,layers", 16)) { return line + 10; }
     const int found = sscanf(line,
                              "arch=%15[a-z0-9],tie=%d,kv_heads=%" SCNd64 ",head_dim=%" SCNd64
                              ",ffn=%" SCNd64 ",theta=%lg,eps=%lg,rope_factor=%lg,rope_low=%lg,"

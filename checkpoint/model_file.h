@@ -117,9 +117,8 @@ static inline Text model_tensor_name(const GptModel *m, int storage, int64_t ele
     int i = gpt_storage_parts(m, storage, parts) - 1;
     while (i > 0 && parts[i].offset > element) { i--; }
     const char *name = m->arch->tensors[parts[i].tensor].name;
-    return gpt_storage_is_block(m, storage)
-               ? text_of("%s of layer %" PRId64, name, parts[i].layer)
-               : text_of("%s", name);
+    return gpt_storage_is_block(m, storage) ? text_of("%s of layer %" PRId64, name, parts[i].layer)
+                                            : text_of("%s", name);
 }
 // Says which number is NaN or infinite, of those that a file has of a tensor.
 static inline Text model_not_finite(const char *path, const char *tensor, float number) {

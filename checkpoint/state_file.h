@@ -93,7 +93,8 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
                 continue;
             }
             StorageRun runs[MOST_TENSORS];
-            const int count = gpt_storage_runs(s->plan.model, own.storage, own.begin, own.count, runs);
+            const int count =
+                gpt_storage_runs(s->plan.model, own.storage, own.begin, own.count, runs);
             for (int k = 0; k < count; k++) {
                 const StatePiece piece = {kind, own.storage, runs[k].whole, runs[k].count};
                 header.pieces += pass == 0;
@@ -151,10 +152,10 @@ static inline bool state_wanted(const StatePlan *s, const GptModel *from, const 
     }
     return false;
 }
-// Stores what this rank needs of the n elements in state_piece: those of a state of a storage of
-// `from`, from element `at` on. It goes to the storage itself or to its copies.
+// Stores what this rank needs of n numbers: elements of a state of a storage of `from`, from element
+// `at` of the whole model's on. It goes to the storage itself or to its copies.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
-                                    int64_t at, int64_t n) {
+                                    int64_t at, int64_t n, const float *floats) {
     for (int i = 0; state_taken(&s->plan, kind) && i < s->plan.model->storages; i++) {
         if (gpt_storage_source(from, s->plan.model, i) != storage) { continue; }
         StorageRun runs[MOST_TENSORS];
@@ -164,7 +165,7 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind ki
                           high = min_i64(at + n, runs[k].whole + runs[k].count);
             if (low >= high) { continue; }
             state_from_floats(s, kind, i, runs[k].begin - first + low - runs[k].whole, high - low,
-                              state_piece.floats + (low - at));
+                              floats + (low - at));
         }
     }
 }
@@ -187,7 +188,7 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
             *why = model_not_finite(state, tensor.at, state_piece.floats[bad]);
             return false;
         }
-        state_piece_take(s, from, p->state, (int)p->storage, at, n);
+        state_piece_take(s, from, p->state, (int)p->storage, at, n, state_piece.floats);
     }
     return true;
 }

@@ -73,6 +73,14 @@ typedef struct {
     int touches;
 } Transfer;
 
+// Memory for rows of experts, where more came than were planned for (--moe-buffer).
+typedef struct {
+    void **memory; // [count]
+    int count;
+    int64_t capacity;
+    // rows that it is for; 0: those planned. [activation sets][units], [gradient sets][units]
+    int64_t *values, *gradients;
+} GrownRows;
 // The dimensions and options that an executor is made for.
 typedef struct {
     DType dtype;
@@ -152,6 +160,7 @@ typedef struct {
     float *host_logits;            // (Vp)
     float *host_weights;           // (rows) of clipped samples
     ExpertLoads loads;             // of a pass
+    GrownRows grown;
     double *losses, *right;        // [samples of a pass] for Pass
     double *message;               // [samples of a pass + ranks] for executor_share()
     int64_t *part;                 // [ranks + 1] where each rank's part of message begins
@@ -451,6 +460,8 @@ static inline void executor_free(Executor *e) {
     }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
     expert_loads_free(&e->loads);
+    for (int i = 0; i < e->grown.count; i++) { ops_free(e->grown.memory[i]); }
+    free_all(e->grown.memory, e->grown.values, e->grown.gradients);
     free_all(e->acts, e->grads, e->transits, e->open, e->first_rows, e->clip, e->held, e->caches,
              e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
@@ -530,6 +541,8 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_weights = new_array(float, e->shape.rows, "weights");
     e->losses = new_array(double, samples, "losses");
     e->right = new_array(double, samples, "losses");
+    e->grown.values = new_array(int64_t, e->shape.limits.in_flight * e->model->units, "rows");
+    e->grown.gradients = new_array(int64_t, e->gradient_sets * e->model->units, "rows");
     e->loads = expert_loads_make(e->model, comm->ranks);
     e->message = new_array(double, samples + comm->ranks, "losses");
     e->part = new_array(int64_t, comm->ranks + 1, "losses");

@@ -228,7 +228,7 @@ static inline void run_forward(Executor *e, const Work *w, const Pass *pass) {
     if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
     if (pass->counts && c.model->config.experts && gpt_unit_class(c.model, w->unit) == UNIT_BLOCK &&
-        !c.recompute) {
+        !c.recompute && w->part == 0) {
         expert_loads_count(&e->loads, &c, w->unit);
     }
 }
@@ -248,7 +248,8 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.scale = pass->scale;
     }
     if (e->loads.experts && !head) {
-        c->router.shares = pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
+        c->router.shares =
+            pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
         c->router.aux = pass->aux;
         c->router.z = pass->z;
     }
@@ -427,9 +428,39 @@ static inline void routed_arrivals(Executor *e, const int32_t *loads, int32_t *a
     }
     free(all);
 }
+// Makes place for `rows` rows of experts in the buffers of a unit and micro-batch, or (gradients) in
+// those of their gradients, if there is less.
+static inline void routed_make_place(Executor *e, const Action *a, int64_t rows, bool gradients) {
+    const int64_t micro = executor_micro(e, a), set = gradients ? micro % e->gradient_sets
+                                                               : micro % e->shape.limits.in_flight,
+                  planned = e->shape.rows * e->shape.T * e->model->quantity[OF_ARRIVALS];
+    GrownRows *g = &e->grown;
+    int64_t *place = &(gradients ? g->gradients : g->values)[set * e->model->units + a->unit];
+    const UnitSpec *spec = gpt_unit_spec(e->model, UNIT_BLOCK);
+    UnitBuffers *b = gradients ? &e->grads[set].unit[a->unit] : &e->acts[set].unit[a->unit];
+    if (rows <= max_i64(*place, planned)) { return; }
+    *place = rows + rows / 4; // the next steps may have some more
+    for (int i = VALUE_FIRST; i < (gradients ? spec->gradient_count : spec->value_count); i++) {
+        const Dim each = gradients ? spec->gradients[i].rows : spec->values[i].rows,
+                  width = gradients ? spec->gradients[i].width : spec->values[i].width;
+        if (!each.times || each.of != OF_ARRIVALS) { continue; }
+        const size_t bytes = (size_t)(*place * gpt_dim(e->model, width)) * ops_real_bytes();
+        void *at = memory_take(gradients ? MEMORY_BUFFERS : MEMORY_ACTIVATIONS, bytes,
+                               "rows of experts beyond --moe-buffer");
+        g->memory = grow_array(void *, g->memory, g->count, &g->capacity, "rows");
+        g->memory[g->count++] = at;
+        if (gradients) {
+            b->gradient[i] = (Real *)at;
+        } else {
+            b->value[i] = at;
+        }
+    }
+}
 // Sends rows to the ranks of their experts (architecture.h: EXCHANGE), or from there; back:
 // gradients, the other way.
-static inline void run_routed(Executor *e, const Action *a, const UnitCall *c, const OpNode *n) {
+static inline void run_routed(Executor *e, const Action *a, const Work *w, const OpNode *n) {
+    UnitCall call = executor_call(e, w);
+    const UnitCall *c = &call;
     const bool back = a->kind == ACT_EXCHANGE_BACK;
     const Group *g = &e->store->plan.expert_ranks.all;
     int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
@@ -439,6 +470,11 @@ static inline void run_routed(Executor *e, const Action *a, const UnitCall *c, c
     if (!back && a->part == 1) { routed_arrivals(e, sent, comes); }
     routed_bounds(e->model, sent, to);
     routed_bounds(e->model, comes, from);
+    // what comes first, forward or back, is as much as what is made of it
+    if (a->part == 1 + back) {
+        routed_make_place(e, a, from[g->n], back);
+        call = executor_call(e, w);
+    }
     CommRequest r = comm_all_to_all_begin(
         e->comm, label, g,
         back ? (void *)gradient_buffer(c, n->out[0]) : c->buffers.value[n->in[0]], to,
@@ -453,7 +489,7 @@ static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) 
     const UnitCall c = executor_call(e, &w);
     const OpNode *n = unit_message(c.unit, a->part);
     if (n->stats[0]) {
-        run_routed(e, a, &c, n);
+        run_routed(e, a, &w, n);
         return;
     }
     const bool back = a->kind == ACT_EXCHANGE_BACK;

@@ -52,11 +52,11 @@ typedef enum {
     OF_QKV, // queries, keys and values
     OF_FFN, // inner width of the MLP
     OF_EXPERTS,
-    OF_CHOICES,    // experts that a token goes to
-    OF_EXPERT_FFN, // inner width of an expert
+    OF_CHOICES,     // experts that a token goes to
+    OF_EXPERT_FFN,  // inner width of an expert
     OF_OWN_EXPERTS, // that a rank has: all, or --expert-parallel's part
     OF_ARRIVALS,    // rows that they may get for each token of a rank, at most
-    OF_ROUTE,      // numbers that say where a token goes (ops.h: Route)
+    OF_ROUTE,       // numbers that say where a token goes (ops.h: Route)
     QUANTITIES
 } Quantity;
 typedef struct {
@@ -68,7 +68,14 @@ typedef struct {
 // Random values have a normal distribution with this standard deviation, divided by sqrt(2 L) for
 // the layers that write to the residual stream; or a uniform one, where the deviation is divided by
 // sqrt(channels).
-typedef enum { INIT_ZERO, INIT_BALANCED, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM } TensorInit;
+typedef enum {
+    INIT_ZERO,
+    INIT_BALANCED,
+    INIT_ONE,
+    INIT_NORMAL,
+    INIT_RESIDUAL,
+    INIT_UNIFORM
+} TensorInit;
 enum { NO_TENSOR = -1, MOST_TENSORS = 24, MOST_RANGES = 3 };
 // A run of a tensor's rows that is a matrix of its own, such as q of a fused qkv. A vector's rows
 // have one element. Names of Hugging Face's tensors and optimizers of whole matrices refer to it.
@@ -152,6 +159,10 @@ typedef struct {
     OP(DISPATCH,       DISPATCH,    1, 1, 1, 0)                                                    \
     /* out = in params[0]^T, where each expert has its matrix, and the rows that stats count */    \
     OP(EXPERTS,        EXPERTS,     1, 1, 1, 1)                                                    \
+    /* out[0] = EXPERTS; out[1] = GELU(out[0]) */                                                  \
+    OP(EXPERTS_GELU,   EXPERTS,     1, 2, 1, 1)                                                    \
+    /* OP_EXPERTS, where in[0] = GELU(in[1]); its backward pass includes GELU's */                 \
+    OP(EXPERTS_OF_GELU, EXPERTS,    2, 1, 1, 1)                                                    \
     /* out = the rows of in that belong to a token, summed by the weights of its choices */        \
     OP(COMBINE,        COMBINE,     1, 1, 1, 0)                                                    \
     /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */     \
@@ -247,6 +258,32 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     }
 #define BOUNDARY_GRADIENTS                                                                         \
     {.name = "none"}, {.name = "dx", .width = CHANNELS_X1}, { .name = "dy", .width = CHANNELS_X1 }
+// The values that blocks with experts have beside those of others, and their gradients. each: rows
+// that the experts of a rank work on, for each of its tokens
+#define EXPERT_VALUES(each, drows, dmade)                                                          \
+    {.name = "rows", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES), .gradient = (drows)},       \
+        {.name = "made", .width = CHANNELS_X1, .rows = ONE_OF(each), .gradient = (dmade)},         \
+        {.name = "p", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS)},                          \
+        {.name = "route", .type = VALUE_FLOATS, .width = ONE_OF(OF_ROUTE)}, {                      \
+        .name = "loads", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true           \
+    }
+#define EXPERT_GRADIENTS(each)                                                                     \
+    {.name = "drows", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)}, {                         \
+        .name = "dmade", .width = CHANNELS_X1, .rows = ONE_OF(each)                                \
+    }
+// The same, if the experts are on several ranks, which exchange rows
+#define EXCHANGE_VALUES(darrived, dback)                                                           \
+    {.name = "arrived",                                                                            \
+     .width = CHANNELS_X1,                                                                         \
+     .rows = ONE_OF(OF_ARRIVALS),                                                                  \
+     .gradient = (darrived)},                                                                      \
+        {.name = "back", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES), .gradient = (dback)}, { \
+        .name = "arrivals", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true        \
+    }
+#define EXCHANGE_GRADIENTS                                                                         \
+    {.name = "darrived", .width = CHANNELS_X1, .rows = ONE_OF(OF_ARRIVALS)}, {                     \
+        .name = "dback", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)                          \
+    }
 #define UNIT_TABLES(unit)                                                                          \
     .values = unit##_values, .gradients = unit##_gradients, .ops = unit##_ops,                     \
     .value_count = LENGTH_OF(unit##_values), .gradient_count = LENGTH_OF(unit##_gradients),        \

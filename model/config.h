@@ -27,6 +27,8 @@ typedef struct {
     // `prototypes` equal groups (0: all are one group).
     int64_t experts, top_k, expert_ffn, prototypes;
     int64_t expert_ranks; // that the experts are divided over; 0: each rank has all
+    // then: rows that are planned for each token of a rank; 0: as many as there can be
+    int64_t expert_rows;
     double theta, eps;
     RotaryScaling scaling;
 } GptConfig;
@@ -42,8 +44,7 @@ static inline int gpt_architecture(const char *name, size_t n, int tied, bool ex
     for (int i = 0; i < ARCHITECTURES; i++) {
         const Architecture *a = &architectures[i];
         if (strlen(a->name) == n && !strncmp(a->name, name, n) && a->experts == experts &&
-            !a->exchanges &&
-            (tied < 0 || architecture_is_tied(a) == (tied > 0))) {
+            !a->exchanges && (tied < 0 || architecture_is_tied(a) == (tied > 0))) {
             return i;
         }
     }
@@ -71,8 +72,9 @@ static inline Router gpt_router(const GptConfig *c) {
     const Router r = {.experts = c->experts, .groups = gpt_groups(c), .top_k = c->top_k};
     return r;
 }
-// Divides the experts over so many ranks. Ends with EXIT_INPUT if that is not possible.
-static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks) {
+// Divides the experts over so many ranks, which plan for `buffer` times the mean number of rows (0: for
+// the most that there can be). Ends with EXIT_INPUT if that is not possible.
+static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks, double buffer) {
     const Architecture *a = &architectures[c.arch];
     if (ranks == 1 || !c.experts) { return c; }
     if (c.experts % ranks) {
@@ -80,6 +82,7 @@ static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks) {
             "--expert-parallel %" PRId64 ": there are %" PRId64 " experts", ranks, c.experts);
     }
     c.expert_ranks = ranks;
+    c.expert_rows = (int64_t)ceil(buffer * (double)gpt_choices(&c));
     while (!architectures[c.arch].exchanges || strcmp(architectures[c.arch].name, a->name) ||
            architecture_is_tied(&architectures[c.arch]) != architecture_is_tied(a)) {
         c.arch = (c.arch + 1) % ARCHITECTURES;
@@ -96,7 +99,7 @@ static inline void gpt_experts_check(const GptConfig *c, const char *source) {
             "model %.100s: top_k, expert_ffn and prototypes are of blocks with experts", source);
     }
     if (!architectures[c->arch].experts) {
-        die(EXIT_INPUT, "blocks of arch=llama and arch=qwen3 can have experts",
+        die(EXIT_INPUT, "blocks of arch=gpt2, llama and qwen3 can have experts",
             "model %.100s: arch=%s has no experts", source, architectures[c->arch].name);
     }
     if (c->experts > 1 << 16 || c->experts % groups || c->top_k < 1 ||
@@ -172,11 +175,10 @@ static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
 // long; if missing, as long as --seq-len.
 // ffn: of a block with experts, the width of each, unless expert_ffn says it.
 enum { CONFIG_INTEGERS = 12 };
-static const char *const gpt_keys[] = {"layers",    "heads",      "channels",   "vocab",
-                                       "kv_heads",  "head_dim",   "ffn",        "positions",
-                                       "experts",   "top_k",      "expert_ffn", "prototypes",
-                                       "theta",     "eps",        "rope_factor", "tie",
-                                       "arch"};
+static const char *const gpt_keys[] = {
+    "layers", "heads",     "channels",    "vocab", "kv_heads",   "head_dim",
+    "ffn",    "positions", "experts",     "top_k", "expert_ffn", "prototypes",
+    "theta",  "eps",       "rope_factor", "tie",   "arch"};
 typedef struct {
     GptConfig config;
     int64_t tie;
@@ -188,10 +190,9 @@ typedef struct {
 static inline bool gpt_read_pair(GptPairs *pairs, int key, const char *value, size_t n) {
     const char *name = gpt_keys[key];
     GptConfig *c = &pairs->config;
-    int64_t *integers[CONFIG_INTEGERS] = {&c->layers,   &c->heads,      &c->channels,
-                                          &c->vocab,    &c->kv_heads,   &c->head_dim,
-                                          &c->ffn,      &c->max_seq_len, &c->experts,
-                                          &c->top_k,    &c->expert_ffn, &c->prototypes};
+    int64_t *integers[CONFIG_INTEGERS] = {
+        &c->layers, &c->heads,       &c->channels, &c->vocab, &c->kv_heads,   &c->head_dim,
+        &c->ffn,    &c->max_seq_len, &c->experts,  &c->top_k, &c->expert_ffn, &c->prototypes};
     char *end = NULL;
     if (key < CONFIG_INTEGERS) {
         const int64_t number = *integers[key] = strtoll(value, &end, 10);
@@ -218,7 +219,7 @@ static inline int64_t gpt_pairs_architecture(const GptPairs *pairs, const char *
     const size_t n = pairs->arch ? pairs->arch_bytes : 4;
     const bool experts = pairs->config.experts > 0;
     if (gpt_architecture(name, n, -1, experts) < 0) {
-        die(EXIT_INPUT, "blocks of arch=llama and arch=qwen3 can have experts",
+        die(EXIT_INPUT, "blocks of arch=gpt2, llama and qwen3 can have experts",
             "--model \"%.100s\": arch=%.*s has no experts", text, (int)n, name);
     }
     const int row = gpt_architecture(name, n, (int)pairs->tie, experts);

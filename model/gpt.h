@@ -106,8 +106,8 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_CHOICES] = gpt_choices(c);
     m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
     m->quantity[OF_OWN_EXPERTS] = c->experts / gpt_expert_ranks(c);
-    m->quantity[OF_ARRIVALS] =
-        gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    const int64_t most = gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    m->quantity[OF_ARRIVALS] = c->expert_rows ? min_i64(c->expert_rows, most) : most;
     m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
@@ -146,8 +146,8 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
     for (int t = 0; t < m.arch->tensor_count; t++) {
         const TensorSpec *spec = &m.arch->tensors[t];
         if (spec->storage == NO_STORAGE) { continue; }
-        m.tensor_elements[t] =
-            gpt_dim_or_one(&m, spec->copies) * gpt_dim_or_one(&m, spec->rows) * gpt_dim(&m, spec->cols);
+        m.tensor_elements[t] = gpt_dim_or_one(&m, spec->copies) * gpt_dim_or_one(&m, spec->rows) *
+                               gpt_dim(&m, spec->cols);
         m.tensor_offset[t] = m.class_elements[spec->storage];
         m.class_elements[spec->storage] += m.tensor_elements[t];
     }
@@ -222,7 +222,8 @@ static inline int gpt_storage_runs(const GptModel *m, int storage, int64_t begin
     if (ranks == 1 || gpt_storage_class(m, storage) != STORAGE_EXPERTS) { return 1; }
     for (int t = 0; t < m->arch->tensor_count; t++) {
         const int64_t offset = m->tensor_offset[t], elements = m->tensor_elements[t],
-                      low = max_i64(begin, offset), high = min_i64(begin + count, offset + elements);
+                      low = max_i64(begin, offset),
+                      high = min_i64(begin + count, offset + elements);
         if (tensor_class(m, t) != STORAGE_EXPERTS || low >= high) { continue; }
         const StorageRun run = {low, high - low,
                                 ranks * offset + m->expert_rank * elements + low - offset};
@@ -254,7 +255,8 @@ static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
 // same layers, and layers that share a storage in `to` must share one in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     if (gpt_storage_is_block(to, storage)) {
-        return gpt_layer_storage(from, gpt_first_layer(to, storage), gpt_storage_class(to, storage));
+        return gpt_layer_storage(from, gpt_first_layer(to, storage),
+                                 gpt_storage_class(to, storage));
     }
     return storage < to->first_block ? storage : storage + from->storages - to->storages;
 }
@@ -313,7 +315,7 @@ typedef struct {
     int64_t offset; // within the storage
     int64_t elements;
     int64_t number; // of its first element in the tensor, over all layers
-    bool decays; // weight decay applies
+    bool decays;    // weight decay applies
     RateKind rate;
 } TensorPart;
 // Returns which of the equal pieces of a tensor over all layers this rank has of a layer.

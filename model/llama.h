@@ -71,45 +71,38 @@ enum {
          .rows = ONE_OF(OF_EXPERTS),                                                               \
          .cols = CHANNELS_X1,                                                                      \
          .init = INIT_NORMAL},                                                                     \
-        {.name = "routerb",                                                                        \
-         .storage = router,                                                                        \
-         .cols = ONE_OF(OF_EXPERTS),                                                               \
-         .init = INIT_BALANCED},                                                                   \
+        {.name = "routerb", .storage = router, .cols = ONE_OF(OF_EXPERTS), .init = INIT_BALANCED}, \
         {.name = "expertgateupw",                                                                  \
          .storage = experts,                                                                       \
-         .copies = ONE_OF(OF_OWN_EXPERTS),                                                             \
+         .copies = ONE_OF(OF_OWN_EXPERTS),                                                         \
          .rows = {2, OF_EXPERT_FFN},                                                               \
          .cols = CHANNELS_X1,                                                                      \
          .ranges = RANGES_EXPERT_GATE_UP,                                                          \
          .init = INIT_NORMAL},                                                                     \
     {                                                                                              \
-        .name = "expertdownw", .storage = experts, .copies = ONE_OF(OF_OWN_EXPERTS),                   \
+        .name = "expertdownw", .storage = experts, .copies = ONE_OF(OF_OWN_EXPERTS),               \
         .rows = CHANNELS_X1, .cols = ONE_OF(OF_EXPERT_FFN), .init = INIT_RESIDUAL                  \
     }
 static const TensorSpec llama_tied_tensors[LLAMA_TENSORS] = {
     LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
-static const TensorSpec llama_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
-static const TensorSpec qwen2_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
-static const TensorSpec qwen2_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
-static const TensorSpec qwen3_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
-static const TensorSpec qwen3_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
-static const TensorSpec llama_experts_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK,
-                       STORAGE_EXPERTS, NO_STORAGE)};
-static const TensorSpec llama_experts_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK,
-                       STORAGE_EXPERTS, STORAGE_HEAD)};
-static const TensorSpec qwen3_experts_tied_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK,
-                       STORAGE_EXPERTS, NO_STORAGE)};
-static const TensorSpec qwen3_experts_tensors[LLAMA_TENSORS] = {
-    LLAMA_TENSOR_TABLE(NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK,
-                       STORAGE_EXPERTS, STORAGE_HEAD)};
+static const TensorSpec llama_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
+static const TensorSpec qwen2_tied_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
+static const TensorSpec qwen2_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
+static const TensorSpec qwen3_tied_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
+static const TensorSpec qwen3_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, STORAGE_BLOCK, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, STORAGE_HEAD)};
+static const TensorSpec llama_experts_tied_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, STORAGE_EXPERTS, NO_STORAGE)};
+static const TensorSpec llama_experts_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, STORAGE_EXPERTS, STORAGE_HEAD)};
+static const TensorSpec qwen3_experts_tied_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, STORAGE_EXPERTS, NO_STORAGE)};
+static const TensorSpec qwen3_experts_tensors[LLAMA_TENSORS] = {LLAMA_TENSOR_TABLE(
+    NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, STORAGE_BLOCK, STORAGE_EXPERTS, STORAGE_HEAD)};
 
 // The embedding: y = wte[token]
 static const ValueSpec llama_embedding_values[] = {
@@ -200,56 +193,30 @@ static const ValueSpec qwen3_block_values[] = {LLAMA_BLOCK_VALUES(OF_FFN, OF_ONE
                                                HEADS_VALUES(QWEN3_DTURNED)};
 static const GradientSpec qwen3_block_gradients[] = {LLAMA_BLOCK_GRADIENTS(OF_FFN, OF_ONE),
                                                      HEADS_GRADIENT};
-// each: rows that the experts of a rank work on, for each of its tokens
-#define EXPERTS_BLOCK_VALUES(each)                                                                 \
-    LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, each),                                                       \
-        {.name = "rows",                                                                           \
-         .width = CHANNELS_X1,                                                                     \
-         .rows = ONE_OF(OF_CHOICES),                                                               \
-         .gradient = LLAMA_DROWS},                                                                 \
-        {.name = "made",                                                                           \
-         .width = CHANNELS_X1,                                                                     \
-         .rows = ONE_OF(each),                                                                     \
-         .gradient = LLAMA_DMADE},                                                                 \
-        {.name = "p", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS)},                          \
-        {.name = "route", .type = VALUE_FLOATS, .width = ONE_OF(OF_ROUTE)}, {                      \
-        .name = "loads", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true           \
-    }
-#define EXPERTS_BLOCK_GRADIENTS(each)                                                              \
-    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, each),                                                    \
-        {.name = "drows", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)}, {                     \
-        .name = "dmade", .width = CHANNELS_X1, .rows = ONE_OF(each)                                \
-    }
-#define EXCHANGE_BLOCK_VALUES                                                                      \
-    EXPERTS_BLOCK_VALUES(OF_ARRIVALS),                                                             \
-        {.name = "arrived",                                                                        \
-         .width = CHANNELS_X1,                                                                     \
-         .rows = ONE_OF(OF_ARRIVALS),                                                              \
-         .gradient = LLAMA_DARRIVED},                                                              \
-        {.name = "back",                                                                           \
-         .width = CHANNELS_X1,                                                                     \
-         .rows = ONE_OF(OF_CHOICES),                                                               \
-         .gradient = LLAMA_DBACK},                                                                 \
-    {                                                                                              \
-        .name = "arrivals", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true        \
-    }
-#define EXCHANGE_BLOCK_GRADIENTS                                                                   \
-    EXPERTS_BLOCK_GRADIENTS(OF_ARRIVALS),                                                          \
-        {.name = "darrived", .width = CHANNELS_X1, .rows = ONE_OF(OF_ARRIVALS)}, {                 \
-        .name = "dback", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)                          \
-    }
-static const ValueSpec llama_experts_block_values[] = {EXPERTS_BLOCK_VALUES(OF_CHOICES)};
-static const ValueSpec llama_exchange_block_values[] = {EXCHANGE_BLOCK_VALUES};
-static const ValueSpec qwen3_experts_block_values[] = {EXPERTS_BLOCK_VALUES(OF_CHOICES),
-                                                       HEADS_VALUES(EXPERTS_DTURNED)};
-static const ValueSpec qwen3_exchange_block_values[] = {EXCHANGE_BLOCK_VALUES,
-                                                        HEADS_VALUES(EXCHANGE_DTURNED)};
-static const GradientSpec llama_experts_block_gradients[] = {EXPERTS_BLOCK_GRADIENTS(OF_CHOICES)};
-static const GradientSpec llama_exchange_block_gradients[] = {EXCHANGE_BLOCK_GRADIENTS};
-static const GradientSpec qwen3_experts_block_gradients[] = {EXPERTS_BLOCK_GRADIENTS(OF_CHOICES),
-                                                             HEADS_GRADIENT};
-static const GradientSpec qwen3_exchange_block_gradients[] = {EXCHANGE_BLOCK_GRADIENTS,
-                                                              HEADS_GRADIENT};
+static const ValueSpec llama_experts_block_values[] = {
+    LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_CHOICES),
+    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE)};
+static const ValueSpec llama_exchange_block_values[] = {
+    LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_ARRIVALS),
+    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE),
+    EXCHANGE_VALUES(LLAMA_DARRIVED, LLAMA_DBACK)};
+static const ValueSpec qwen3_experts_block_values[] = {
+    LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_CHOICES),
+    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE), HEADS_VALUES(EXPERTS_DTURNED)};
+static const ValueSpec qwen3_exchange_block_values[] = {
+    LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_ARRIVALS),
+    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE),
+    EXCHANGE_VALUES(LLAMA_DARRIVED, LLAMA_DBACK), HEADS_VALUES(EXCHANGE_DTURNED)};
+static const GradientSpec llama_experts_block_gradients[] = {
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES)};
+static const GradientSpec llama_exchange_block_gradients[] = {
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
+    EXCHANGE_GRADIENTS};
+static const GradientSpec qwen3_experts_block_gradients[] = {
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES), HEADS_GRADIENT};
+static const GradientSpec qwen3_exchange_block_gradients[] = {
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
+    EXCHANGE_GRADIENTS, HEADS_GRADIENT};
 
 // From the block's input to q, k and v, before positions
 #define LLAMA_TO_QKV(bias)                                                                         \
@@ -285,11 +252,10 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {EXCHANGE_BLOCK_GRA
          .params = {LLAMA_LN2W, NO_TENSOR}},
 // From the attention's output to the block's
 #define LLAMA_FROM_ATTENTION                                                                       \
-    LLAMA_TO_MLP                                                                                   \
-        {.kind = OP_LINEAR,                                                                        \
-         .in = {LLAMA_N2},                                                                         \
-         .out = {LLAMA_GATEUP},                                                                    \
-         .params = {LLAMA_GATEUPW, NO_TENSOR}},                                                    \
+    LLAMA_TO_MLP{.kind = OP_LINEAR,                                                                \
+                 .in = {LLAMA_N2},                                                                 \
+                 .out = {LLAMA_GATEUP},                                                            \
+                 .params = {LLAMA_GATEUPW, NO_TENSOR}},                                            \
         {.kind = OP_SWIGLU, .in = {LLAMA_GATEUP}, .out = {LLAMA_SILU}},                            \
         {.kind = OP_LINEAR,                                                                        \
          .in = {LLAMA_SILU},                                                                       \
@@ -315,8 +281,7 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {EXCHANGE_BLOCK_GRA
      .stats = {loads},                                                                             \
      .params = {LLAMA_EXPERT_GATEUPW, NO_TENSOR}},                                                 \
         {.kind = OP_SWIGLU, .in = {LLAMA_GATEUP}, .out = {LLAMA_SILU}, .stats = {loads}}, {        \
-        .kind = OP_EXPERTS, .in = {LLAMA_SILU}, .out = {LLAMA_MADE}, .stats = {loads},             \
-        .params = {                                                                                \
+        .kind = OP_EXPERTS, .in = {LLAMA_SILU}, .out = {LLAMA_MADE}, .stats = {loads}, .params = { \
             LLAMA_EXPERT_DOWNW,                                                                    \
             NO_TENSOR                                                                              \
         }                                                                                          \

@@ -69,8 +69,9 @@ static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m
     const UnitSpec *spec = gpt_unit_spec(m, c);
     for (int v = VALUE_FIRST; v < spec->value_count; v++) {
         const bool reals = spec->values[v].type == VALUE_REALS;
-        b->value[v] = arena_take(a, (spec->values[v].once ? 1 : N) * value_width(m, &spec->values[v]) *
-                                        (reals ? ops_real_bytes() : sizeof(float)));
+        b->value[v] =
+            arena_take(a, (spec->values[v].once ? 1 : N) * value_width(m, &spec->values[v]) *
+                              (reals ? ops_real_bytes() : sizeof(float)));
     }
     unit_carve_gradients(b, a, m, c, N, true);
 }
@@ -165,7 +166,8 @@ static inline int op_sum(const OpNode *n) {
 // was computed from.
 static inline int op_x(const OpNode *n) {
     const int sum = op_sum(n);
-    return sum != VALUE_X ? sum : n->in[n->kind == OP_LINEAR_OF_GELU];
+    const bool of_gelu = n->kind == OP_LINEAR_OF_GELU || n->kind == OP_EXPERTS_OF_GELU;
+    return sum != VALUE_X ? sum : n->in[of_gelu];
 }
 
 // What one operation of a pass works on: its row's values, parameters and their gradients, in the
@@ -447,11 +449,13 @@ static inline void dispatch_backward_input(const OpCall *o) {
     ops_dispatch_backward(o->s, o->dx, o->so_far, o->dout, op_route(o), o->width);
 }
 static inline void experts_forward(const OpCall *o) {
-    ops_experts_forward(o->s, o->out[0], NULL, o->in[0], o->params[0], op_expert_rows(o),
+    Real *gelu = o->node->kind == OP_EXPERTS_GELU ? o->out[1] : NULL;
+    ops_experts_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], op_expert_rows(o),
                         o->in_width, o->width, o->rows * o->T == 1);
 }
 static inline void experts_backward_input(const OpCall *o) {
-    ops_experts_backward_input(o->s, o->dx, o->dout, o->params[0], NULL, op_expert_rows(o),
+    const Real *before_gelu = o->node->kind == OP_EXPERTS_OF_GELU ? o->x : NULL;
+    ops_experts_backward_input(o->s, o->dx, o->dout, o->params[0], before_gelu, op_expert_rows(o),
                                o->in_width, o->width);
 }
 static inline void experts_backward_weight(const OpCall *o) {

@@ -194,20 +194,20 @@ static inline void plan_check_experts(const Plan *p) {
     const Config *c = p->config;
     const Options *o = &c->options;
     double peak;
-    const char *with = o->cyclic                          ? "--cyclic"
-                       : c->privacy.on                    ? "--dp-noise (or --dp-epsilon)"
+    const char *with = o->cyclic       ? "--cyclic"
+                       : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
                        : optimizers[o->optimizer].cut == CUT_MATRICES
                            ? text_of("--optimizer %s", optimizers[o->optimizer].name).at
-                       : o->zero_quantized_weights        ? "--zero-quantized-weights"
-                       : o->zero_quantized_gradients      ? "--zero-quantized-gradients"
-                       : o->zero_hpz_partition_size > 1   ? "--zero-hpz-partition-size"
+                       : o->zero_quantized_weights          ? "--zero-quantized-weights"
+                       : o->zero_quantized_gradients        ? "--zero-quantized-gradients"
+                       : o->zero_hpz_partition_size > 1     ? "--zero-hpz-partition-size"
                        : *ops_device(&peak) && !*o->cluster ? "a GPU"
-                                                          : NULL;
+                                                            : NULL;
     if (!p->model.config.experts) {
-        with = o->moe_balance               ? "--moe-balance"
-               : o->moe_z_coefficient > 0   ? "--moe-z-coefficient"
-               : o->expert_parallel > 1     ? "--expert-parallel"
-                                            : NULL;
+        with = o->moe_balance             ? "--moe-balance"
+               : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
+               : o->expert_parallel > 1   ? "--expert-parallel"
+                                          : NULL;
         if (!with) { return; }
         die(EXIT_INPUT, "give --model a key such as experts=8, or leave the flag out",
             "%s: the model has no experts", with);
@@ -219,10 +219,12 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Config *c = p->config;
     const Options *o = &c->options;
     const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
-    const char *with = o->cyclic                               ? "--cyclic"
-                       : c->privacy.on                         ? "--dp-noise (or --dp-epsilon)"
-                       : p->pipeline.recompute                 ? "--recompute block"
-                       : p->shape.generates                    ? "--prompt or --sample-every"
+    const char *with = o->cyclic               ? "--cyclic"
+                       : c->privacy.on         ? "--dp-noise (or --dp-epsilon)"
+                       : p->model.arch->experts && share_is(p->model.share) &&
+                               p->pipeline.placement.stages > 1
+                           ? "--share and --pipeline"
+                       : p->shape.generates    ? "--prompt or --sample-every"
                        : program->ranks < p->machine->ranks->n && !p->model.arch->experts
                            ? "--cluster"
                            : NULL;
@@ -234,21 +236,26 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
     for (int i = 0; i < mine->count; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
-        const Group *all = &p->store.rows[a->storage].owners->all;
-        int64_t equal = 0;
-        for (int r = 0; r < program->ranks; r++) {
-            for (int k = 0; k < program->rank[r].count; k++) {
-                const Action *b = &program->rank[r].actions[k];
-                equal += b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
-                         b->part == a->part && b->rows == a->rows;
-            }
-        }
         const bool parts = !p->model.arch->experts; // which are equal
+        const Group *all =
+            parts ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
+        int64_t equal = 0;
+        for (int member = 0; member < all->n; member++) {
+            const Schedule *other = &program->rank[all->ranks[member]];
+            bool found = false;
+            for (int k = 0; k < other->count && !found; k++) {
+                const Action *b = &other->actions[k];
+                found = b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
+                        b->part == a->part && (parts ? b->rows == a->rows : b->rows > 0);
+            }
+            equal += found;
+        }
         if (equal != all->n || (parts && a->rows * p->shape.T % all->n)) {
             die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
-                "arch=%s: the %d ranks of a block must have equally many tokens, whose rows they "
-                "exchange%s",
-                p->model.arch->name, all->n, parts ? " in equal parts" : "");
+                "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name,
+                all->n,
+                parts ? "they must have equally many tokens, a multiple of their number"
+                      : "each must have samples of its own in all micro-batches");
         }
     }
 }
@@ -309,9 +316,8 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     p->machine = machine;
     p->pipeline = config->pipeline;
     p->model = spec->model;
-    p->model.expert_rank =
-        max_i64(0, placement_place(&p->pipeline.placement, machine->ranks->me)) %
-        gpt_expert_ranks(&p->model.config);
+    p->model.expert_rank = max_i64(0, placement_place(&p->pipeline.placement, machine->ranks->me)) %
+                           gpt_expert_ranks(&p->model.config);
     p->dtype = spec->dtype;
     plan_check_experts(p);
     plan_micro_batches(p);

@@ -74,7 +74,7 @@ typedef struct {
     const Optimizer *optimizer;
     ProcessGroup *groups; // [group_count] owners of storages; those of several may be the same
     int group_count;
-    ProcessGroup world; // all ranks
+    ProcessGroup world;        // all ranks
     ProcessGroup expert_ranks; // that exchange rows of experts; no ranks: none do
     Bucket *buckets;
     int bucket_count;

@@ -99,9 +99,9 @@ typedef struct {
     // file of the disk. The caller sets it before store_allocate(), and frees it
     DiskFile *file;
     Stream param_link[ALL_SLOTS]; // copies parameters from the host into each shared slot
-    ExactSum *squares;               // of the gradient's norm, on the device
-    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
-    ExactSum *sums;                  // [ranks] squares of each rank
+    ExactSum *squares;            // of the gradient's norm, on the device
+    ExactSum *squares_read;       // copy of squares in host memory, which the device writes
+    ExactSum *sums;               // [ranks] squares of each rank
 } StateMemory;
 
 // What is in flight: how far each storage is, the messages and copies that have begun, and counts.
@@ -115,7 +115,7 @@ typedef struct {
     bool in_deferred;                // a deferred operation is running (p2p.h)
     bool *head_begun;                // p2p: [heads] a gradient of wte has begun in this buffer
     CommRequest *head_coming;        // p2p: [heads] receives the head's part of it
-    int occupant[ALL_SLOTS];      // storage whose gradient last used the shared slot
+    int occupant[ALL_SLOTS];         // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges; // exchanges started so far
     bool pending;      // delayed updates: the host has the gradient of the previous step

@@ -83,8 +83,7 @@ static inline void ops_route(Stream *s, Route route, int32_t *loads, float *p, c
 // With w = p / (sum of the chosen p): dlogit = w (dw - sum of w dw). With w = p, dp = dw.
 static inline void router_dlogits(float *p, const Route *route, int64_t t, int64_t g,
                                   const Router *r, const RouterLosses *losses) {
-    const int64_t n = r->experts / r->groups, first = g * n,
-                  at = t * route->choices + g * r->top_k;
+    const int64_t n = r->experts / r->groups, first = g * n, at = t * route->choices + g * r->top_k;
     const bool divided = r->groups == 1;
     const float *w = route->weight + at, *dw = route->dweight + at,
                 *shares = losses->shares ? losses->shares + first : NULL;
@@ -221,7 +220,9 @@ TYPED void combine_row_backward(const DType type, Real *drow, float *dweight, co
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < C; c++) { sum += load_real(type, dout, c) * load_real(type, row, c); }
 #pragma omp simd
-    for (int64_t c = 0; c < C; c++) { store_real(type, drow, c, weight * load_real(type, dout, c)); }
+    for (int64_t c = 0; c < C; c++) {
+        store_real(type, drow, c, weight * load_real(type, dout, c));
+    }
     *dweight = sum;
 }
 static inline void ops_combine_rows_backward(Stream *s, Real *drows, const Real *dout,
