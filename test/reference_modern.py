@@ -515,11 +515,11 @@ UNCLEAR = 3e-6  # between two such p, as a part of them
 
 
 def choose(share, k):
-    """(..., experts of a group): the k likeliest, from the likeliest on; of equal ones the first."""
+    """(..., experts of a group): the k likeliest, the likeliest first; of equal ones the first."""
     order = np.argsort(-share, axis=-1, kind="stable")
     if k < share.shape[-1]:
-        last, next_one = (np.take_along_axis(share, order[..., i : i + 1], -1) for i in (k - 1, k))
-        if (last - next_one < UNCLEAR * last).any():
+        last, after = (np.take_along_axis(share, order[..., i : i + 1], -1) for i in (k - 1, k))
+        if (last - after < UNCLEAR * last).any():
             raise Unclear
     return order[..., :k]
 

@@ -598,6 +598,20 @@ def tokens_for(config):
 
 
 class Random(Check):
+    def test_prototypes(self):
+        self.check_prototypes()
+
+    def check_prototypes(self, **program):
+        """Groups of experts, on one rank."""
+        config = Config("llama", 3, 2, 1, 6, 16, 0, 40, eps=1e-3)
+        config = config._replace(experts=6, top_k=2, expert_ffn=9, prototypes=2)
+        flags = {**test_reference.BASE, **test_reference.SGD}
+        start, tokens = random_weights(config, "prototypes"), tokens_for(config)
+        job = trained(config, start, tokens, **flags, **program)
+        ours = Run(config, start, Samples(tokens, test_reference.T), dashed(flags))
+        expected = [ours.step() for _ in range(flags["steps"])], ours.file()
+        self.assert_same(self.found(job), expected, start, flags["optimizer"], "prototypes")
+
     def test_combinations(self):
         """The rules of test_reference.py in models of any shape."""
 
@@ -981,6 +995,7 @@ class Presets(harness.TestCase):
 HEADS, NORMS, ATTENTION_CPU, CLASSIFIER, ACTIVATION = (
     f"ops/cpu/{name}_cpu.h" for name in "heads rmsnorm attention classifier activation".split()
 )
+EXPERTS = "ops/cpu/experts_cpu.h"
 MODEL = "model/gpt.h"
 # As test_reference.FAULTS: (golden model that must see it, or "private: " and an architecture,
 # file, "text {right ==> wrong} text")
@@ -1031,6 +1046,28 @@ PROGRAM_FAULTS = [
     ("llama", ACTIVATION, "store_real(type, out, f, a * {silu_sigmoid(a) ==> 1.0f} * load_real"),
     ("llama", ACTIVATION, "(sigmoid * ({1.0f + a * (sigmoid * e) ==> 1.0f})));"),
     ("nano", ACTIVATION, "load_real(type, dout, i) * ({2.0f * above ==> above}));"),
+    # experts
+    ("mixtral", EXPERTS, "j < r->top_k && {r->groups == 1 ==> false}; j++) {"),
+    ("qwen3_moe", EXPERTS, "(best < 0 || {p[e] + b > most ==> p[e] + b < most})) {"),
+    ("qwen3_moe", EXPERTS, "taken = taken || chosen[i] == {first + e ==> -1}; }"),
+    ("mixtral", EXPERTS, "route.place[i] = (int32_t){next[route.expert[i]]++ ==> i}; }"),
+    ("mixtral_tied", EXPERTS, "w = real_at_const(weight, {i % rows.experts ==> 0} * OC * C);"),
+    (
+        "qwen3_moe",
+        EXPERTS,
+        "real_at_const(weight, {i % rows.experts ==> (i + 1) % rows.experts} * OC * C), pre_gelu",
+    ),
+    (
+        "qwen3_moe",
+        EXPERTS,
+        "dweight + {i % rows.experts ==> (rows.experts - 1 - i % rows.experts)} * OC * C, NULL,",
+    ),
+    ("mixtral", EXPERTS, "w = weight ? {weight[j] ==> 1.0f / (float)choices} : 1.0f;"),
+    ("qwen3_moe", EXPERTS, "for (int64_t j = {0 ==> 1}; j < choices; j++) {"),
+    ("mixtral", EXPERTS, "weight * load_real(type, dout, c)); } *dweight = {sum ==> 0.0f};"),
+    ("mixtral", EXPERTS, "w[j] * (divided ? {dw[j] - chosen ==> dw[j]} : dw[j]);"),
+    ("prototypes", EXPERTS, "if ({!divided ==> false}) { all += chosen; }"),
+    ("prototypes", EXPERTS, "p + t * E + g * each, bias, {g * each ==> 0}, &router);"),
     # the soft cap
     ("nano", CLASSIFIER, "if ({k->softcap != 0.0f ==> false}) { cap_part"),
     ("nano", CLASSIFIER, "return {1.0f - logit / softcap * (logit / softcap) ==> 1.0f};"),
@@ -1063,6 +1100,9 @@ class Faults(test_reference.Faults):
             arch = where.split()[1]
             config = Config(arch, 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
             Private().check("unit, abadi", config, **program)
+            return
+        if where == "prototypes":
+            Random("test_combinations").check_prototypes(**program)
             return
         if where.startswith("stages: "):
             config = Config(where.split()[1], 4, 4, 2, 8, 16, 32, 50, eps=1e-3)
