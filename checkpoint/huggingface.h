@@ -20,8 +20,8 @@
 #include <glob.h> // other files of weights
 
 // --- tensors -------------------------------------------------------------------------------------
-// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there: %d is
-// the layer, and after it %d is the expert.
+// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there: %d
+// is the layer, and after it %d is the expert.
 typedef struct {
     const char *tensor, *range; // range NULL: the whole tensor
     const char *name;
@@ -237,7 +237,9 @@ static inline void hf_refuse_more(const HfSlice *s, const GptModel *m) {
     hf_refuse_behind(s, m, hf_parts_of(m), m->config.layers, 0);
     if (!experts.count) { return; }
     hf_refuse_behind(s, m, experts, m->config.layers, 0);
-    hf_refuse_behind(s, m, each, 0, m->config.experts); // but the router, which all share
+    for (int64_t l = 0; l < m->config.layers; l++) { // but the router, which all share
+        hf_refuse_behind(s, m, each, l, m->config.experts);
+    }
 }
 // Refuses a folder with weights that transformers would take first.
 static inline void hf_refuse_others(const char *folder) {
@@ -439,6 +441,7 @@ static inline void hf_add_experts_keys(TextBuffer *t, const GptModel *m) {
     if (!c->experts) { return; }
     text_add(t, "  \"%s\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64 ",\n",
              qwen ? "num_experts" : "num_local_experts", c->experts, c->top_k);
+    if (c->prototypes > 1) { text_add(t, "  \"prototypes\": %" PRId64 ",\n", c->prototypes); }
     if (qwen) {
         text_add(t,
                  "  \"moe_intermediate_size\": %" PRId64 ",\n  \"norm_topk_prob\": true,\n"
@@ -496,7 +499,7 @@ static inline int hf_write_config(const StatePlan *s, const char *folder, const 
     const HfModel *model = hf_model_of(m->arch);
     TextBuffer t = {};
     text_add(&t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-             model->class_name, model->model_type);
+             model->class_name, hf_type_name(model, m->config.prototypes > 1).at);
     if (m->config.theta > 0) {
         hf_add_llama_keys(&t, m, model);
     } else {
@@ -552,10 +555,9 @@ static inline int export_write(const char *path, const HfKept *kept, Store *s) {
 // Ends the program (EXIT_INPUT) if the model cannot be written there.
 static inline void export_check(const char *path, const GptModel *m) {
     const bool gpt2 = !strcmp(m->arch->name, "gpt2");
-    if (*path && m->arch->experts && (gpt2 || m->config.prototypes)) {
-        die(EXIT_INPUT, "leave --export out",
-            "--export %s: Hugging Face has no model with these experts (%s)", path,
-            gpt2 ? "arch=gpt2" : "prototypes");
+    if (*path && gpt2 && m->arch->experts) {
+        die(EXIT_INPUT, "leave --export out", "--export %s: Hugging Face has no GPT-2 with experts",
+            path);
     }
     if (*path && export_is_file(path) && !gpt2) {
         die(EXIT_INPUT, "give the name of a folder, without .bin",

@@ -53,6 +53,11 @@ static const HfModel hf_models[] = {
      .activation = "silu",
      .experts = true},
 };
+// Returns the name of a type. Experts in groups have one of our own: transformers would read them
+// as a single group.
+static inline Text hf_type_name(const HfModel *model, bool groups) {
+    return text_of("%s%s", groups ? "train_gpt_" : "", model->model_type);
+}
 static inline const HfModel *hf_model_of(const Architecture *arch) {
     const HfModel *model = hf_models;
     while (strcmp(model->arch, arch->name) || model->experts != arch->experts) { model++; }
@@ -121,6 +126,7 @@ static const HfKey hf_keys[] = {
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "moe_intermediate_size", expert_ffn, 768),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_local_experts num_experts", experts, 8),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts num_local_experts", experts, 128),
+    HF_FIELD(HF_EXPERTS, HF_SIZE, "prototypes", prototypes, 0),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_experts_per_tok", top_k, 2),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts_per_tok", top_k, 8),
     HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "num_key_value_heads", kv_heads, 0),
@@ -425,9 +431,11 @@ static inline void hf_check_qwen3_moe(const HfConfig *c) {
 // Returns the row of hf_models that a configuration is of. Ends the program (EXIT_INPUT) if there
 // is none.
 static inline int hf_model_type(const HfConfig *c) {
+    const int type = json_get(&c->json, 0, "model_type"),
+              prototypes = json_get(&c->json, 0, "prototypes");
     for (int i = 0; i < LENGTH_OF(hf_models); i++) {
-        const int type = json_get(&c->json, 0, "model_type");
-        if (json_text_is(&c->json, type, hf_models[i].model_type)) { return i; }
+        const bool own = hf_models[i].experts && prototypes >= 0;
+        if (json_text_is(&c->json, type, hf_type_name(&hf_models[i], own).at)) { return i; }
     }
     hf_refuse(c, 0, "model_type",
               "this program knows gpt2, llama, mixtral, qwen2, qwen3 "

@@ -21,6 +21,7 @@ from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, TOUCHES, Job, at_onc
 
 COUNT = 1000 if ALL else 20
 VOCAB = 256
+WITH_EXPERTS = "gpt2", "llama", "qwen3"  # every fourth case
 LOSS_ROUNDED, NORM_ROUNDED = 4e-3, 6e-2  # with messages of 8 bits
 
 
@@ -41,7 +42,7 @@ class Drawn:
         dict(optimizer="muon", lr=1e-3, eps=1e-3),
     )
 
-    def __init__(self, draw):
+    def __init__(self, draw, number=0):
         self.draw, self.layers, self.rounds = draw, draw.randint(1, 5), False
         self.units = self.layers + 2
         self.samples, T = draw.choice((4, 5, 6, 8, 12)), draw.choice((8, 16))
@@ -61,6 +62,23 @@ class Drawn:
         kinds = (self.cyclic, self.pipeline, self.whole)
         draw.choice((self.private, self.shared, self.shared, lambda: None))()
         draw.choice(kinds)()
+        if number % 4 == 3:
+            self.experts()
+
+    def experts(self):
+        """In place of the MLP, of models that can have them."""
+        draw, groups = self.draw, self.draw.choice((1, 1, 2, 3))
+        each = draw.randint(1, 4)
+        arch = draw.choice([a for a in harness.ARCHITECTURES if a.startswith(WITH_EXPERTS)])
+        _, shape = self.same["model"].split(",layers=")
+        self.same["model"] = (
+            f"arch={arch},layers={shape},experts={groups * each},prototypes={groups},"
+            f"top_k={draw.randint(1, each)},expert_ffn={draw.randint(3, 20)}"
+        )
+        self.same.update(moe_balance=draw.choice(("none", "bias", "aux")))
+        self.same.update(moe_z_coefficient=draw.choice((None, 0.01)))
+        if draw.randrange(2):
+            self.layout["expert_parallel"] = draw.choice((1, 2, 3, 4))
 
     def private(self):
         style = self.draw.choice(("unit", "flat"))
@@ -132,10 +150,10 @@ class Layouts(harness.TestCase):
         refused = job.code == EXIT_INPUT and "a defect of train_gpt" not in job.err
         return None if refused else job.done()
 
-    def accepted(self, draw):
+    def accepted(self, draw, number):
         """A case, its job and one rank's: the first that is drawn and that the program takes."""
         while True:
-            case = Drawn(draw)
+            case = Drawn(draw, number)
             job = self.run_of(**{**case.same, **case.layout})
             one = job and self.run_of(**case.same)
             if one:
@@ -158,7 +176,7 @@ class Layouts(harness.TestCase):
     def test_drawn(self):
         def check(number):
             draw = random.Random(f"{SEED} layout {number}")
-            case, job, one = self.accepted(draw)
+            case, job, one = self.accepted(draw, number)
             what = f"layout {number} of seed {SEED}: {json.dumps({**case.same, **case.layout})}"
             self.assert_told(job, one, case.tolerances(), what)
 
@@ -176,7 +194,7 @@ class Layouts(harness.TestCase):
 
         def check(number):
             draw = random.Random(f"{SEED} touches {number}")
-            case, job, _ = self.accepted(draw)
+            case, job, _ = self.accepted(draw, number)
             flags = {**case.same, **case.layout}
             checked = Job(binary=TOUCHES, **self.data, **flags).wait()
             checked.even_steps = job.even_steps
