@@ -38,6 +38,7 @@ typedef const char *OptionSECRET;
 // The values of each PICK, in the order of its choices in the table.
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD, LR_WSD_LINEAR }; // --lr-schedule
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                          // --recompute
+enum { BALANCE_NONE, BALANCE_BIAS, BALANCE_AUX };                  // --moe-balance
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                         // --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // --offload
 enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO }; // --offload-update
@@ -271,6 +272,18 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "what copies begin with: the moments of the mean gradient; none")                            \
     INT("pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps",                       \
       "the learning rate rises again from 0 after the switch")                                     \
+    PICK("experts", moe_balance, "moe-balance", "", "none", "none|bias|aux",                       \
+      "how tokens are spread over experts: bias changes the choice alone, after each step; aux "   \
+      "adds Switch's loss, over the tokens of the whole step")                                     \
+    NUM("experts", moe_aux_coefficient, "moe-aux-coefficient", "", "0.01", 0, 1e6, "",             \
+      "times Switch's loss of each layer (with --moe-balance aux)")                                \
+    NUM("experts", moe_z_coefficient, "moe-z-coefficient", "", "0", 0, 1e6, "",                    \
+      "times the mean square of the log of the sum of e^logit of each layer's router; 0: off")     \
+    INT("experts", expert_parallel, "expert-parallel", "", "1", 1, 1e6, "ranks",                   \
+      "that a layer's experts are divided over")                                                   \
+    NUM("experts", moe_buffer, "moe-buffer", "", "0", 0, 1e6, "mean loads",                        \
+      "rows of other ranks that memory is planned for (with --expert-parallel); a step that has "  \
+      "more takes more memory; 0: for the most that there can be")                                 \
     NUM("privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "",                                 \
       "a private run, which stops before it gives away more; the noise is found for --steps "      \
       "where --dp-noise is not given; 0: off")                                                     \

@@ -71,7 +71,7 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 static inline bool delink_copies(const StatePlan *from, int kind, int storage, int64_t moments) {
     return kind == STATE_MASTER ||
            (kind != STATE_PREVIOUS &&
-            (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
+            (moments != DELINK_RESET || !gpt_storage_is_block(from->model, storage)));
 }
 // Returns the bytes of this rank's slice of a state that is copied.
 static inline size_t delink_state_bytes(const StatePlan *from, int kind, int storage,
@@ -109,25 +109,31 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
     }
     return packed;
 }
-// Copies a state of a storage from the ranks that own slices of it to all its copies in `to`. mine:
+// Copies a state of a storage from the ranks that own slices of it to all its copies in `to`, which
+// some of these ranks have. mine:
 // this rank's slice, if it was on the device.
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind,
                                 int storage) {
-    const ProcessGroup *process_group = from->plan.rows[storage].owners;
+    const Group *owners = &from->plan.rows[storage].owners->all;
     const int64_t *bounds = store_slices(&from->plan, storage);
-    for (int i = 0; i < process_group->all.n; i++) {
+    StorageRun runs[MOST_TENSORS];
+    for (int i = 0; i < owners->n && owners->me >= 0; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
-            if (from->memory.comm->rank == process_group->all.ranks[i]) {
+            if (owners->me == i) {
                 if (mine) {
                     memcpy(state_piece.floats, mine + (at - bounds[i]), n * sizeof(float));
                 } else {
                     store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
                 }
             }
-            comm_broadcast(from->memory.comm, state_piece.bytes, (size_t)n * sizeof(float),
-                           process_group->all.ranks[i]);
-            state_piece_take(to, from->plan.model, kind, storage, at, n);
+            comm_broadcast_in(from->memory.comm, owners, state_piece.bytes,
+                              (size_t)n * sizeof(float), i);
+            for (int k = gpt_storage_runs(from->plan.model, storage, at, n, runs) - 1; k >= 0;
+                 k--) {
+                state_piece_take(to, from->plan.model, kind, storage, runs[k].whole, runs[k].count,
+                                 state_piece.floats + (runs[k].begin - at));
+            }
         }
     }
 }

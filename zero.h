@@ -59,10 +59,10 @@ static inline bool zero_divides(const StorageRow *row) {
 // Returns the slot that a state of a storage shares with others; -1: it has a slot of its own, also
 // if sharing would not save memory.
 static inline int shared_slot(const StorageRow *row, int storage, const State *x) {
-    const int64_t n = row->owners->all.n, blocks = row->owners->blocks,
+    const int64_t n = row->owners->all.n, blocks = row->owners->blocks[row->experts],
                   spared = x->apart ? blocks : blocks * (n - 1) / n;
     const bool shares = row->turns && (x->place == PLACE_HOST || spared >= SHARED_SLOTS);
-    return shares ? storage % SHARED_SLOTS : -1;
+    return shares ? storage % SHARED_SLOTS + (row->experts ? SHARED_SLOTS : 0) : -1;
 }
 // Returns the buffer on the device of the states of a kind; *here: the run has them.
 static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *here) {
@@ -274,7 +274,7 @@ static inline void lower_gathers(const UnitMap *map, Schedule *in, bool training
     Schedule out = {};
     // [storages] gathered and not yet released; gathered before
     bool *gathered = new_array(bool, map->storages, "lowering"),
-         *copied = new_array(bool, map->storages, "lowering"), in_use[SHARED_SLOTS] = {false};
+         *copied = new_array(bool, map->storages, "lowering"), in_use[ALL_SLOTS] = {false};
     int ahead = 0; // gathers whose ACQUIRE is still to come
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {

@@ -141,7 +141,8 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     manifest_add_model(&model, from, s->plan.optimizer);
     const char *line = manifest_line(text, "model");
     const int length = line ? (int)strcspn(line, "\n") : 0;
-    int64_t files = 0, *filled = new_array(int64_t, FILE_KINDS * from->storages, "checkpoint");
+    int64_t files = 0, *filled = new_array(int64_t, 2 * FILE_KINDS * from->storages, "checkpoint");
+    const GptModel whole = gpt_model_whole(from);
     bool good = line && !strncmp(line, model.text + strlen("model "), length + 1);
     if (!good) {
         const Text difference =
@@ -155,7 +156,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     for (int i = 0; good && i < s->plan.model->storages; i++) {
         s->flight.progress[i].version = resumes ? p->step : 0; // where versions count steps
     }
-    good = good && checkpoint_load_states(folder, text, files, s, from, filled, why);
+    good = good && checkpoint_load_states(folder, text, files, s, &whole, filled, why);
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
     s->flight.pending =
@@ -172,8 +173,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
 static inline void store_count_updates(Store *s, const Progress *p) {
     for (int i = 0; i < s->plan.model->storages; i++) {
         s->flight.progress[i].updates = p->updates;
-        s->flight.progress[i].restarted =
-            gpt_storage_class(s->plan.model, i) == STORAGE_BLOCK ? p->restarted : 0;
+        s->flight.progress[i].restarted = gpt_storage_is_block(s->plan.model, i) ? p->restarted : 0;
     }
 }
 // Reads the model of a checkpoint's folder, and the name of the optimizer that trained it. Returns

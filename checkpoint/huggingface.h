@@ -20,8 +20,8 @@
 #include <glob.h> // other files of weights
 
 // --- tensors -------------------------------------------------------------------------------------
-// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there; %d
-// is the layer.
+// One of our tensors, or one range of its rows (architecture.h: RowRange), and its name there: %d
+// is the layer, and after it %d is the expert.
 typedef struct {
     const char *tensor, *range; // range NULL: the whole tensor
     const char *name;
@@ -67,6 +67,19 @@ static const HfPart hf_llama[] = {
     {"lnfw", NULL, "model.norm.weight", false},
     {"headw", NULL, "lm_head.weight", false},
 };
+// What blocks with experts have beside these
+static const HfPart hf_mixtral[] = {
+    {"routerw", NULL, "model.layers.%d.block_sparse_moe.gate.weight", false},
+    {"expertgateupw", "gate", "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", false},
+    {"expertgateupw", "up", "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", false},
+    {"expertdownw", NULL, "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", false},
+};
+static const HfPart hf_qwen3_moe[] = {
+    {"routerw", NULL, "model.layers.%d.mlp.gate.weight", false},
+    {"expertgateupw", "gate", "model.layers.%d.mlp.experts.%d.gate_proj.weight", false},
+    {"expertgateupw", "up", "model.layers.%d.mlp.experts.%d.up_proj.weight", false},
+    {"expertdownw", NULL, "model.layers.%d.mlp.experts.%d.down_proj.weight", false},
+};
 typedef struct {
     const HfPart *parts;
     int count;
@@ -74,6 +87,15 @@ typedef struct {
 static inline HfParts hf_parts_of(const GptModel *m) {
     const HfParts gpt2 = {hf_gpt2, LENGTH_OF(hf_gpt2)}, llama = {hf_llama, LENGTH_OF(hf_llama)};
     return strcmp(m->arch->name, "gpt2") ? llama : gpt2;
+}
+static inline HfParts hf_experts_of(const GptModel *m) {
+    const HfParts none = {NULL, 0}, mixtral = {hf_mixtral, LENGTH_OF(hf_mixtral)},
+                  qwen = {hf_qwen3_moe, LENGTH_OF(hf_qwen3_moe)};
+    return !m->arch->experts ? none : strcmp(m->arch->name, "qwen3") ? mixtral : qwen;
+}
+// Returns the elements of a tensor of one layer that are in the file.
+static inline int64_t hf_elements(const GptModel *m, int tensor) {
+    return m->arch->tensors[tensor].init == INIT_BALANCED ? 0 : gpt_real_elements(m, tensor);
 }
 
 // A part of a tensor of one layer: which elements of ours it is, and its shape there.
@@ -83,36 +105,52 @@ typedef struct {
     int64_t begin, rows, cols; // begin: element of our tensor
     bool is_matrix;
 } HfTensor;
-static inline Text hf_name(const HfPart *part, int64_t layer) {
-    const char *number = strstr(part->name, "%d");
-    if (!number) { return text_of("%s", part->name); }
-    return text_of("%.*s%" PRId64 "%s", (int)(number - part->name), part->name, layer, number + 2);
+static inline Text hf_name(const HfPart *part, int64_t layer, int64_t expert) {
+    Text name = text_of("%s", part->name);
+    for (int i = 0; i < 2; i++) {
+        const char *number = strstr(name.at, "%d");
+        if (!number) { break; }
+        const Text begin = text_of("%.*s", (int)(number - name.at), name.at);
+        name = text_of("%s%" PRId64 "%s", begin.at, i ? expert : layer, number + 2);
+    }
+    return name;
 }
-// Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
-static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer,
-                                void (*visit)(void *context, const HfTensor *t), void *context) {
-    const HfParts all = hf_parts_of(m);
+typedef void HfVisit(void *context, const HfTensor *t);
+// Calls `visit` for those of `all` that are parts of a copy of a tensor.
+static inline void hf_parts_of_copy(const GptModel *m, const HfParts all, int tensor, int64_t layer,
+                                    int64_t copy, HfVisit *visit, void *context) {
     const TensorSpec *spec = &m->arch->tensors[tensor];
     TensorRange ranges[MOST_RANGES];
     const int count = gpt_tensor_ranges(m, tensor, ranges);
     for (int i = 0; i < all.count; i++) {
         const HfPart *part = &all.parts[i];
         if (strcmp(part->tensor, spec->name)) { continue; }
-        HfTensor t = {.part = part, .name = hf_name(part, layer), .cols = ranges[0].cols};
+        HfTensor t = {.part = part, .name = hf_name(part, layer, copy), .cols = ranges[0].cols};
         for (int k = 0; k < count; k++) {
             const TensorRange *r = &ranges[k];
             if (part->range && strcmp(part->range, r->name)) { continue; }
             if (part->range) { t.begin = r->begin * r->cols; }
             t.rows += r->dim.of == OF_VOCAB ? m->config.vocab : r->rows;
         }
+        const int64_t copies = gpt_dim_or_one(m, spec->copies);
+        t.begin += copy % copies * (m->tensor_elements[tensor] / copies);
         t.is_matrix = spec->rows.times > 0;
         visit(context, &t);
     }
 }
+// Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
+static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer, HfVisit *visit,
+                                void *context) {
+    const int64_t copies = gpt_dim_or_one(m, m->arch->tensors[tensor].copies),
+                  first = copies > 1 ? m->expert_rank * copies : 0;
+    for (int64_t copy = first; copy < first + copies; copy++) {
+        hf_parts_of_copy(m, hf_parts_of(m), tensor, layer, copy, visit, context);
+        hf_parts_of_copy(m, hf_experts_of(m), tensor, layer, copy, visit, context);
+    }
+}
 
 // Calls it for all parts of all tensors, in the order of the architecture's table.
-static inline void hf_each_tensor(const GptModel *m,
-                                  void (*visit)(void *context, const HfTensor *t), void *context) {
+static inline void hf_each_tensor(const GptModel *m, HfVisit *visit, void *context) {
     for (int t = 0; t < m->arch->tensor_count; t++) {
         const int64_t layers = gpt_tensor_layers(m, t);
         for (int64_t l = 0; l < layers; l++) { hf_each_part(m, t, l, visit, context); }
@@ -180,17 +218,27 @@ static inline void hf_check_part(void *context, const HfTensor *t) {
             t->name.at);
     }
 }
-// Refuses tensors of a block behind the last one that config.json has.
-static inline void hf_refuse_block(const HfSlice *s, const GptModel *m) {
-    const HfParts all = hf_parts_of(m);
+// Refuses tensors of a block, or of an expert, behind the last one that config.json has.
+static inline void hf_refuse_behind(const HfSlice *s, const GptModel *m, const HfParts all,
+                                    int64_t layer, int64_t expert) {
     SafeTensor found;
     for (int i = 0; i < all.count; i++) {
-        const Text name = hf_name(&all.parts[i], m->config.layers);
+        const Text name = hf_name(&all.parts[i], layer, expert);
         if (strcmp(name.at, all.parts[i].name) && hf_look(s, name.at, &found)) {
             die(EXIT_INPUT, HUGGINGFACE_HINT,
-                "%s: config.json has %" PRId64 " layers, but tensor %s is there", s->folder,
-                m->config.layers, name.at);
+                "%s: config.json has %" PRId64 " layers%s, but tensor %s is there", s->folder,
+                m->config.layers,
+                expert ? text_of(" of %" PRId64 " experts", m->config.experts).at : "", name.at);
         }
+    }
+}
+static inline void hf_refuse_more(const HfSlice *s, const GptModel *m) {
+    const HfParts experts = hf_experts_of(m), each = {experts.parts + 1, experts.count - 1};
+    hf_refuse_behind(s, m, hf_parts_of(m), m->config.layers, 0);
+    if (!experts.count) { return; }
+    hf_refuse_behind(s, m, experts, m->config.layers, 0);
+    for (int64_t l = 0; l < m->config.layers; l++) { // but the router, which all share
+        hf_refuse_behind(s, m, each, l, m->config.experts);
     }
 }
 // Refuses a folder with weights that transformers would take first.
@@ -224,7 +272,7 @@ static inline GptConfig huggingface_config(const char *folder, DType *dtype, HfK
                    .tied = gpt_is_tied(&m),
                    .bf16 = true};
     hf_each_tensor(&m, hf_check_part, &all);
-    hf_refuse_block(&all, &m);
+    hf_refuse_more(&all, &m);
     safetensors_close(&files);
     *dtype = all.bf16 ? DTYPE_BF16 : DTYPE_FP32;
     return gpt_config_complete(config);
@@ -291,10 +339,8 @@ typedef struct {
 static inline size_t hf_offset(const StatePlan *s, int tensor, int64_t layer) {
     const GptModel *m = s->model;
     int64_t elements = 0;
-    for (int t = 0; t < tensor; t++) {
-        elements += gpt_real_elements(m, t) * gpt_tensor_layers(m, t);
-    }
-    elements += layer * gpt_real_elements(m, tensor);
+    for (int t = 0; t < tensor; t++) { elements += hf_elements(m, t) * gpt_tensor_layers(m, t); }
+    elements += layer * hf_elements(m, tensor);
     return (size_t)elements * dtype_size(s->dtype);
 }
 static inline void hf_add_header(void *context, const HfTensor *t) {
@@ -329,7 +375,7 @@ static inline void hf_write_piece(void *writer, const StatePlan *s, int storage,
                                   int64_t count) {
     TensorWriter *w = (TensorWriter *)writer;
     TensorPart parts[MOST_TENSORS];
-    const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
+    const bool block = gpt_storage_is_block(s->model, storage);
     const int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n && !w->error; i++) {
         const int64_t first = max_i64(begin, parts[i].offset);
@@ -389,17 +435,34 @@ static inline int hf_writer_close(TensorWriter *w) {
     return w->error;
 }
 
+static inline void hf_add_experts_keys(TextBuffer *t, const GptModel *m) {
+    const GptConfig *c = &m->config;
+    const bool qwen = !strcmp(m->arch->name, "qwen3");
+    if (!c->experts) { return; }
+    text_add(t, "  \"%s\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64 ",\n",
+             qwen ? "num_experts" : "num_local_experts", c->experts, c->top_k);
+    if (c->prototypes > 1) { text_add(t, "  \"prototypes\": %" PRId64 ",\n", c->prototypes); }
+    if (qwen) {
+        text_add(t,
+                 "  \"moe_intermediate_size\": %" PRId64 ",\n  \"norm_topk_prob\": true,\n"
+                 "  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n",
+                 c->expert_ffn);
+    } else {
+        text_add(t, "  \"sliding_window\": null,\n");
+    }
+}
 // Adds the keys of config.json that all types but GPT-2 have.
 static inline void hf_add_llama_keys(TextBuffer *t, const GptModel *m, const HfModel *model) {
     const GptConfig *c = &m->config;
     const RotaryScaling *r = &c->scaling;
+    hf_add_experts_keys(t, m);
     text_add(t,
              "  \"hidden_size\": %" PRId64 ",\n  \"intermediate_size\": %" PRId64
              ",\n  \"num_hidden_layers\": %" PRId64 ",\n  \"num_attention_heads\": %" PRId64
              ",\n  \"num_key_value_heads\": %" PRId64 ",\n  \"head_dim\": %" PRId64
              ",\n  \"max_position_embeddings\": %" PRId64 ",\n  \"rms_norm_eps\": %.17g,\n",
-             c->channels, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, c->max_seq_len,
-             c->eps);
+             c->channels, c->experts ? c->expert_ffn : c->ffn, c->layers, c->heads, c->kv_heads,
+             c->head_dim, c->max_seq_len, c->eps);
     text_add(t, "  \"rope_theta\": %.17g,\n", c->theta);
     if (r->factor > 0) {
         text_add(t,
@@ -433,10 +496,10 @@ static inline int hf_write_text(const char *folder, const char *name, const char
 }
 static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;
-    const HfModel *model = hf_model_of(m->arch->name);
+    const HfModel *model = hf_model_of(m->arch);
     TextBuffer t = {};
     text_add(&t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-             model->class_name, model->model_type);
+             model->class_name, hf_type_name(model, m->config.prototypes > 1).at);
     if (m->config.theta > 0) {
         hf_add_llama_keys(&t, m, model);
     } else {
@@ -491,10 +554,19 @@ static inline int export_write(const char *path, const HfKept *kept, Store *s) {
 }
 // Ends the program (EXIT_INPUT) if the model cannot be written there.
 static inline void export_check(const char *path, const GptModel *m) {
-    if (*path && export_is_file(path) && strcmp(m->arch->name, "gpt2")) {
+    const bool gpt2 = !strcmp(m->arch->name, "gpt2");
+    if (*path && gpt2 && m->arch->experts) {
+        die(EXIT_INPUT, "leave --export out", "--export %s: Hugging Face has no GPT-2 with experts",
+            path);
+    }
+    if (*path && export_is_file(path) && !gpt2) {
         die(EXIT_INPUT, "give the name of a folder, without .bin",
             "--export %s: llm.c's files have GPT-2 models only, and this is %s", path,
             m->arch->name);
+    }
+    if (*path && gpt_expert_ranks(&m->config) > 1) {
+        die(EXIT_INPUT, "export from the checkpoint, by a run without --expert-parallel",
+            "--export %s: no rank has all experts", path);
     }
 }
 

@@ -12,13 +12,14 @@
 #include "model/config.h"
 
 #define HUGGINGFACE_HINT                                                                           \
-    "--model takes folders of Hugging Face's GPT-2, Llama, Qwen2 and Qwen3 models, and what "      \
-    "--export wrote"
+    "--model takes folders of Hugging Face's GPT-2, Llama, Mixtral, Qwen2, Qwen3 and Qwen3-MoE "   \
+    "models, and what --export wrote"
 
 // The types of models, in the order of the bits below. nano is a type of our own, which only this
 // program reads.
 typedef struct {
     const char *arch, *model_type, *class_name, *activation;
+    bool experts;
 } HfModel;
 static const HfModel hf_models[] = {
     {.arch = "gpt2",
@@ -41,10 +42,25 @@ static const HfModel hf_models[] = {
      .model_type = "train_gpt_nano",
      .class_name = "NanoForCausalLM",
      .activation = "relu2"},
+    {.arch = "llama",
+     .model_type = "mixtral",
+     .class_name = "MixtralForCausalLM",
+     .activation = "silu",
+     .experts = true},
+    {.arch = "qwen3",
+     .model_type = "qwen3_moe",
+     .class_name = "Qwen3MoeForCausalLM",
+     .activation = "silu",
+     .experts = true},
 };
-static inline const HfModel *hf_model_of(const char *arch) {
+// Returns the name of a type. Experts in groups have one of our own: transformers would read them
+// as a single group.
+static inline Text hf_type_name(const HfModel *model, bool groups) {
+    return text_of("%s%s", groups ? "train_gpt_" : "", model->model_type);
+}
+static inline const HfModel *hf_model_of(const Architecture *arch) {
     const HfModel *model = hf_models;
-    while (strcmp(model->arch, arch)) { model++; }
+    while (strcmp(model->arch, arch->name) || model->experts != arch->experts) { model++; }
     return model;
 }
 
@@ -58,8 +74,11 @@ enum {
     HF_QWEN2 = 4,
     HF_QWEN3 = 8,
     HF_NANO = 16,
+    HF_MIXTRAL = 32,
+    HF_QWEN3_MOE = 64,
+    HF_EXPERTS = HF_MIXTRAL | HF_QWEN3_MOE,
     HF_QWEN = HF_QWEN2 | HF_QWEN3,
-    HF_ROTARY = HF_LLAMA | HF_QWEN | HF_NANO,
+    HF_ROTARY = HF_LLAMA | HF_QWEN | HF_NANO | HF_EXPERTS,
     HF_ALL = HF_GPT2 | HF_ROTARY
 };
 typedef enum {
@@ -86,37 +105,61 @@ typedef struct {
     { .types = of, .kind = is, .names = called, .values = among }
 static const HfKey hf_keys[] = {
     HF_FIELD(HF_GPT2, HF_SIZE, "n_layer num_hidden_layers", layers, 12),
-    HF_FIELD(HF_ROTARY, HF_SIZE, "num_hidden_layers", layers, 32),
+    HF_FIELD(HF_ROTARY & ~HF_QWEN3_MOE, HF_SIZE, "num_hidden_layers", layers, 32),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_hidden_layers", layers, 24),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_head num_attention_heads", heads, 12),
     HF_FIELD(HF_ROTARY, HF_SIZE, "num_attention_heads", heads, 32),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_embd hidden_size", channels, 768),
-    HF_FIELD(HF_ROTARY, HF_SIZE, "hidden_size", channels, 4096),
+    HF_FIELD(HF_ROTARY & ~HF_QWEN3_MOE, HF_SIZE, "hidden_size", channels, 4096),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "hidden_size", channels, 2048),
     HF_FIELD(HF_GPT2, HF_SIZE, "vocab_size", vocab, 50257),
-    HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "vocab_size", vocab, 32000),
-    HF_FIELD(HF_QWEN, HF_SIZE, "vocab_size", vocab, 151936),
+    HF_FIELD(HF_LLAMA | HF_NANO | HF_MIXTRAL, HF_SIZE, "vocab_size", vocab, 32000),
+    HF_FIELD(HF_QWEN | HF_QWEN3_MOE, HF_SIZE, "vocab_size", vocab, 151936),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_positions max_position_embeddings", max_seq_len, 1024),
     HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "max_position_embeddings", max_seq_len, 2048),
-    HF_FIELD(HF_QWEN, HF_SIZE, "max_position_embeddings", max_seq_len, 32768),
+    HF_FIELD(HF_QWEN | HF_QWEN3_MOE, HF_SIZE, "max_position_embeddings", max_seq_len, 32768),
+    HF_FIELD(HF_MIXTRAL, HF_SIZE, "max_position_embeddings", max_seq_len, 131072),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_inner", ffn, 0),
     HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "intermediate_size", ffn, 11008),
     HF_FIELD(HF_QWEN, HF_SIZE, "intermediate_size", ffn, 22016),
+    HF_FIELD(HF_MIXTRAL, HF_SIZE, "intermediate_size", expert_ffn, 14336),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "moe_intermediate_size", expert_ffn, 768),
+    HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_local_experts num_experts", experts, 8),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts num_local_experts", experts, 128),
+    HF_FIELD(HF_EXPERTS, HF_SIZE, "prototypes", prototypes, 0),
+    HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_experts_per_tok", top_k, 2),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts_per_tok", top_k, 8),
     HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "num_key_value_heads", kv_heads, 0),
     HF_FIELD(HF_QWEN, HF_SIZE, "num_key_value_heads", kv_heads, 32),
-    HF_FIELD(HF_LLAMA | HF_QWEN2 | HF_NANO, HF_SIZE, "head_dim", head_dim, 0),
+    HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_key_value_heads", kv_heads, 8),
+    HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_key_value_heads", kv_heads, 4),
+    HF_FIELD(HF_LLAMA | HF_QWEN2 | HF_NANO | HF_EXPERTS, HF_SIZE, "head_dim", head_dim, 0),
     HF_FIELD(HF_QWEN3, HF_SIZE, "head_dim", head_dim, 128),
-    HF_FIELD(HF_ROTARY, HF_NUMBER, "rms_norm_eps", eps, 1e-6),
+    HF_FIELD(HF_ROTARY & ~HF_MIXTRAL, HF_NUMBER, "rms_norm_eps", eps, 1e-6),
+    HF_FIELD(HF_MIXTRAL, HF_NUMBER, "rms_norm_eps", eps, 1e-5),
     HF_KEYS(HF_ALL, HF_READ, "model_type tie_word_embeddings", NULL),
     HF_KEYS(HF_ROTARY, HF_READ,
             "rope_theta rope_scaling rope_parameters original_max_position_embeddings", NULL),
 
     HF_KEYS(HF_GPT2, HF_MUST, "activation_function",
             "gelu_new gelu_pytorch_tanh gelu_fast gelu_accurate gelu_python_tanh"),
-    HF_KEYS(HF_LLAMA | HF_QWEN, HF_MUST, "hidden_act", "silu swish"),
+    HF_KEYS(HF_LLAMA | HF_QWEN | HF_EXPERTS, HF_MUST, "hidden_act", "silu swish"),
     HF_KEYS(HF_NANO, HF_MUST, "hidden_act", "relu2"),
     HF_KEYS(HF_GPT2, HF_MUST, "layer_norm_epsilon", "1e-5"),
     HF_KEYS(HF_GPT2, HF_MUST, "scale_attn_weights", "true"),
     HF_KEYS(HF_GPT2, HF_MUST, "scale_attn_by_inverse_layer_idx add_cross_attention", "false"),
-    HF_KEYS(HF_LLAMA | HF_QWEN3 | HF_NANO, HF_MUST, "attention_bias", "false"),
+    HF_KEYS(HF_LLAMA | HF_QWEN3 | HF_NANO | HF_QWEN3_MOE, HF_MUST, "attention_bias", "false"),
+    // Mixtral's windows need no other key; a layer without experts is another table
+    HF_KEYS(HF_MIXTRAL, HF_MUST, "sliding_window", "null"),
+    HF_KEYS(HF_QWEN3_MOE, HF_READ, "norm_topk_prob", NULL),
+    HF_KEYS(HF_QWEN3_MOE, HF_MUST, "decoder_sparse_step", "1"),
+    HF_KEYS(HF_QWEN3_MOE, HF_READ, "mlp_only_layers", NULL),
+    // Noise of the router is of training there; how experts are balanced is a flag's here
+    HF_KEYS(HF_EXPERTS, HF_MUST, "router_jitter_noise", "0"),
+    HF_KEYS(HF_EXPERTS, HF_UNUSED, "router_aux_loss_coef output_router_logits", NULL),
+    HF_KEYS(HF_QWEN3_MOE, HF_UNUSED, "intermediate_size", NULL),
+    HF_KEYS(HF_EXPERTS, HF_UNUSED, "mlp_bias", NULL),
+    HF_KEYS(HF_MIXTRAL, HF_UNUSED, "attention_bias", NULL),
     HF_KEYS(HF_LLAMA | HF_NANO, HF_MUST, "mlp_bias", "false"),
     HF_KEYS(HF_ROTARY, HF_MUST, "use_sliding_window", "false"),
     HF_KEYS(HF_ROTARY, HF_EACH, "layer_types", "full_attention"),
@@ -135,7 +178,7 @@ static const HfKey hf_keys[] = {
     HF_KEYS(HF_QWEN2, HF_UNUSED, "attention_bias", NULL),
     HF_KEYS(HF_QWEN, HF_UNUSED, "mlp_bias", NULL),
     // Only layers of layer_types with a window, and use_sliding_window, would read them
-    HF_KEYS(HF_ROTARY, HF_UNUSED, "sliding_window max_window_layers", NULL),
+    HF_KEYS(HF_ROTARY & ~HF_MIXTRAL, HF_UNUSED, "sliding_window max_window_layers", NULL),
     // Dropout: this program trains without any
     HF_KEYS(HF_GPT2, HF_UNUSED, "resid_pdrop embd_pdrop attn_pdrop", NULL),
     HF_KEYS(HF_ROTARY, HF_UNUSED, "attention_dropout", NULL),
@@ -236,7 +279,7 @@ static inline bool hf_is_one_of(const Json *j, int value, const char *words) {
         const bool is_word =
             !strcmp(word, "true") || !strcmp(word, "false") || !strcmp(word, "null");
         if (!*end ? json_is(j, value, JSON_NUMBER) &&
-                        fabs(j->values[value].number / number - 1) <= 1e-6
+                        fabs(j->values[value].number - number) <= 1e-6 * fabs(number)
             : is_word ? json_word_is(j, value, word)
                       : json_text_is(j, value, word)) {
             return true;
@@ -286,7 +329,7 @@ static inline void hf_warn_unknown(const HfConfig *c, int type) {
 // Reads base and scaling of rotary positions as transformers does: rope_scaling, the older name,
 // counts if it says anything, else rope_parameters; and what they say counts more than the keys
 // beside them, but for the positions before the scaling.
-static inline void hf_rotary(const HfConfig *c, GptConfig *config) {
+static inline void hf_rotary(const HfConfig *c, int types, GptConfig *config) {
     static const HfKey part = HF_KEYS(HF_ROTARY, HF_MUST, "partial_rotary_factor", "null 1");
     static const char known[] = "rope_theta rope_type type factor low_freq_factor high_freq_factor "
                                 "original_max_position_embeddings partial_rotary_factor";
@@ -308,9 +351,10 @@ static inline void hf_rotary(const HfConfig *c, GptConfig *config) {
     }
     hf_check_keys(c, rope, &part);
     const int inside = json_get(j, rope, "rope_theta"), beside = json_get(j, 0, "rope_theta");
-    config->theta = inside >= 0   ? hf_number(c, rope, "rope_theta")
-                    : beside >= 0 ? hf_number(c, 0, "rope_theta")
-                                  : 1e4;
+    config->theta = inside >= 0           ? hf_number(c, rope, "rope_theta")
+                    : beside >= 0         ? hf_number(c, 0, "rope_theta")
+                    : types == HF_MIXTRAL ? 1e6
+                                          : 1e4;
     int type = json_get(j, rope, "rope_type");
     if (type < 0) { type = json_get(j, rope, "type"); }
     if (type < 0 || json_text_is(j, type, "default")) { return; }
@@ -371,14 +415,31 @@ static inline HfKept hf_keep(const HfConfig *c, const char *folder) {
     return kept;
 }
 
+// Of Qwen3's mixtures this program computes those where weights add up to 1, in every layer.
+static inline void hf_check_qwen3_moe(const HfConfig *c) {
+    const Json *j = &c->json;
+    const char *divided = "norm_topk_prob", *dense = "mlp_only_layers";
+    const int layers = json_get(j, 0, dense);
+    if (!json_word_is(j, json_get(j, 0, divided), "true")) { // false, if it is missing
+        hf_refuse(c, 0, divided, "this program computes only: true");
+    }
+    if (layers >= 0 && !json_word_is(j, layers, "null") &&
+        !(json_is(j, layers, JSON_ARRAY) && json_first(j, layers) < 0)) {
+        hf_refuse(c, 0, dense, "this program has experts in all layers or in none");
+    }
+}
 // Returns the row of hf_models that a configuration is of. Ends the program (EXIT_INPUT) if there
 // is none.
 static inline int hf_model_type(const HfConfig *c) {
+    const int type = json_get(&c->json, 0, "model_type"),
+              prototypes = json_get(&c->json, 0, "prototypes");
     for (int i = 0; i < LENGTH_OF(hf_models); i++) {
-        const int type = json_get(&c->json, 0, "model_type");
-        if (json_text_is(&c->json, type, hf_models[i].model_type)) { return i; }
+        const bool own = hf_models[i].experts && prototypes >= 0;
+        if (json_text_is(&c->json, type, hf_type_name(&hf_models[i], own).at)) { return i; }
     }
-    hf_refuse(c, 0, "model_type", "this program knows gpt2, llama, qwen2 and qwen3");
+    hf_refuse(c, 0, "model_type",
+              "this program knows gpt2, llama, mixtral, qwen2, qwen3 "
+              "and qwen3_moe");
 }
 static inline GptConfig hf_read_config(const HfConfig *c) {
     const Json *j = &c->json;
@@ -391,7 +452,8 @@ static inline GptConfig hf_read_config(const HfConfig *c) {
             hf_check_keys(c, 0, &hf_keys[i]);
         }
     }
-    if (type & HF_ROTARY) { hf_rotary(c, &config); }
+    if (type & HF_ROTARY) { hf_rotary(c, type, &config); }
+    if (type == HF_QWEN3_MOE) { hf_check_qwen3_moe(c); }
     if (type == HF_GPT2 && config.ffn && config.ffn != 4 * config.channels) {
         hf_refuse(c, 0, "n_inner", "this program computes 4 n_embd");
     }
@@ -399,7 +461,8 @@ static inline GptConfig hf_read_config(const HfConfig *c) {
         hf_refuse(c, 0, "tie_word_embeddings", "true or false was expected");
     }
     const bool tied = tie < 0 ? type == HF_GPT2 : json_word_is(j, tie, "true");
-    config.arch = gpt_architecture(hf_models[row].arch, strlen(hf_models[row].arch), tied);
+    config.arch = gpt_architecture(hf_models[row].arch, strlen(hf_models[row].arch), tied,
+                                   config.experts > 0);
     if (config.arch < 0) { hf_refuse(c, 0, "tie_word_embeddings", "not with this model_type"); }
     config.padded_vocab = round_up(config.vocab, VOCAB_PADDING);
     hf_warn_unknown(c, type);

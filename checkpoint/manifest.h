@@ -153,6 +153,12 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
                  m->arch->name, gpt_is_tied(m), c->kv_heads, c->head_dim, c->ffn, c->theta, c->eps,
                  r->factor, r->low, r->high, r->original);
     }
+    if (c->experts) {
+        text_add(t,
+                 "experts=%" PRId64 ",top_k=%" PRId64 ",expert_ffn=%" PRId64 ",prototypes=%" PRId64
+                 ",",
+                 c->experts, c->top_k, c->expert_ffn, c->prototypes);
+    }
     text_add(t,
              "layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
@@ -235,7 +241,7 @@ static inline const char *manifest_architecture(const char *line, GptConfig *c) 
     RotaryScaling *r = &c->scaling;
     char name[16];
     int tie = 0, used = 0;
-    if (!strncmp(line, "arch=gpt2,", 10)) { return line + 10; }
+    if (!strncmp(line, "arch=gpt2,layers", 16)) { return line + 10; }
     const int found = sscanf(line,
                              "arch=%15[a-z0-9],tie=%d,kv_heads=%" SCNd64 ",head_dim=%" SCNd64
                              ",ffn=%" SCNd64 ",theta=%lg,eps=%lg,rope_factor=%lg,rope_low=%lg,"
@@ -243,8 +249,14 @@ static inline const char *manifest_architecture(const char *line, GptConfig *c) 
                              name, &tie, &c->kv_heads, &c->head_dim, &c->ffn, &c->theta, &c->eps,
                              &r->factor, &r->low, &r->high, &r->original, &used);
     if (found != 11 || !used) { return NULL; }
-    c->arch = gpt_architecture(name, strlen(name), tie);
-    return c->arch > 0 ? line + used : NULL;
+    line += used;
+    const int experts = sscanf(line,
+                               "experts=%" SCNd64 ",top_k=%" SCNd64 ",expert_ffn=%" SCNd64
+                               ",prototypes=%" SCNd64 ",%n",
+                               &c->experts, &c->top_k, &c->expert_ffn, &c->prototypes, &used);
+    if (experts == 4) { line += used; }
+    c->arch = gpt_architecture(name, strlen(name), tie, experts == 4);
+    return c->arch > 0 ? line : NULL;
 }
 // Reads the model of a manifest. Returns false if the text has none. optimizer: space for 8 bytes.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share,

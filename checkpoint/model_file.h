@@ -117,9 +117,8 @@ static inline Text model_tensor_name(const GptModel *m, int storage, int64_t ele
     int i = gpt_storage_parts(m, storage, parts) - 1;
     while (i > 0 && parts[i].offset > element) { i--; }
     const char *name = m->arch->tensors[parts[i].tensor].name;
-    return gpt_storage_class(m, storage) == STORAGE_BLOCK
-               ? text_of("%s of layer %" PRId64, name, parts[i].layer)
-               : text_of("%s", name);
+    return gpt_storage_is_block(m, storage) ? text_of("%s of layer %" PRId64, name, parts[i].layer)
+                                            : text_of("%s", name);
 }
 // Says which number is NaN or infinite, of those that a file has of a tensor.
 static inline Text model_not_finite(const char *path, const char *tensor, float number) {
@@ -190,7 +189,7 @@ static inline void model_file_write_piece(void *writer, const StatePlan *s, int 
     FileWriter *w = (FileWriter *)writer;
     TensorPart parts[MOST_TENSORS];
     const int64_t size = dtype_size(s->dtype);
-    const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
+    const bool block = gpt_storage_is_block(s->model, storage);
     int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n; i++) {
         int64_t low = max_i64(begin, parts[i].offset),

@@ -60,6 +60,19 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     return piece;
 }
 
+// Writes the numbers of a piece, from element `first` of this rank's slice on. Returns whether all
+// are finite.
+static inline bool state_write_piece(FileWriter *w, const Store *s, const StatePiece *piece,
+                                     int64_t first) {
+    bool finite = true;
+    for (int64_t at = 0, n; at < piece->count; at += n) {
+        n = min_i64(STATE_PIECE_FLOATS, piece->count - at);
+        state_to_piece(s, piece->state, (int)piece->storage, first + at, n);
+        finite &= first_not_finite(state_piece.floats, n) == n;
+        writer_add(w, state_piece.bytes, n * sizeof(float));
+    }
+    return finite;
+}
 // Writes this rank's slices of all states that it holds. Returns 0, an errno, or STATE_NOT_FINITE
 // if a number is NaN or infinite; sets the file's size and checksum.
 enum { STATE_NOT_FINITE = -1 };
@@ -74,18 +87,20 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int i = 0; i < FILE_KINDS * storages; i++) {
             const StateKind kind = i / storages;
-            const StatePiece piece = state_piece_written(s, kind, i % storages);
+            const StatePiece own = state_piece_written(s, kind, i % storages);
             if (!store_has_state(s, kind) ||
-                (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(&s->plan, i % storages))) {
+                (kind >= STATE_PREVIOUS ? !own.count : !store_holds(&s->plan, i % storages))) {
                 continue;
             }
-            header.pieces += pass == 0;
-            if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-            for (int64_t at = 0, n; pass == 2 && at < piece.count; at += n) {
-                n = min_i64(STATE_PIECE_FLOATS, piece.count - at);
-                state_to_piece(s, kind, i % storages, at, n);
-                finite &= first_not_finite(state_piece.floats, n) == n;
-                writer_add(&w, state_piece.bytes, n * sizeof(float));
+            StorageRun runs[MOST_TENSORS];
+            const int count =
+                gpt_storage_runs(s->plan.model, own.storage, own.begin, own.count, runs);
+            for (int k = 0; k < count; k++) {
+                const StatePiece piece = {kind, own.storage, runs[k].whole, runs[k].count};
+                header.pieces += pass == 0;
+                if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
+                const int64_t first = runs[k].begin - own.begin;
+                finite &= pass < 2 || state_write_piece(&w, s, &piece, first);
             }
         }
     }
@@ -126,23 +141,32 @@ static inline int64_t state_own(const StatePlan *s, StateKind kind, int storage,
 }
 // Does this rank need any element of a piece of `from`, for the storage itself or for its copies?
 static inline bool state_wanted(const StatePlan *s, const GptModel *from, const StatePiece *p) {
+    StorageRun runs[MOST_TENSORS];
     for (int i = 0; state_taken(s, p->state) && i < s->model->storages; i++) {
         if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
         int64_t first, own = state_own(s, p->state, i, &first);
-        if (own && p->begin < first + own && p->begin + p->count > first) { return true; }
+        for (int k = own ? gpt_storage_runs(s->model, i, first, own, runs) - 1 : -1; k >= 0; k--) {
+            const int64_t end = runs[k].whole + runs[k].count;
+            if (p->begin < end && p->begin + p->count > runs[k].whole) { return true; }
+        }
     }
     return false;
 }
-// Stores what this rank needs of the n elements in state_piece: those of a state of a storage of
-// `from`, from element `at` on. It goes to the storage itself or to its copies.
+// Stores what this rank needs of n numbers: elements of a state of a storage of `from`, from element
+// `at` of the whole model's on. It goes to the storage itself or to its copies.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
-                                    int64_t at, int64_t n) {
+                                    int64_t at, int64_t n, const float *floats) {
     for (int i = 0; state_taken(&s->plan, kind) && i < s->plan.model->storages; i++) {
         if (gpt_storage_source(from, s->plan.model, i) != storage) { continue; }
-        int64_t first = 0, own = state_own(&s->plan, kind, i, &first), low = max_i64(at, first),
-                high = min_i64(at + n, first + own);
-        if (low >= high) { continue; }
-        state_from_floats(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
+        StorageRun runs[MOST_TENSORS];
+        int64_t first = 0, own = state_own(&s->plan, kind, i, &first);
+        for (int k = gpt_storage_runs(s->plan.model, i, first, own, runs) - 1; k >= 0; k--) {
+            const int64_t low = max_i64(at, runs[k].whole),
+                          high = min_i64(at + n, runs[k].whole + runs[k].count);
+            if (low >= high) { continue; }
+            state_from_floats(s, kind, i, runs[k].begin - first + low - runs[k].whole, high - low,
+                              floats + (low - at));
+        }
     }
 }
 // Reads the data of a piece and stores what this rank needs. sum NULL: a piece that is not needed
@@ -164,15 +188,21 @@ static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, con
             *why = model_not_finite(state, tensor.at, state_piece.floats[bad]);
             return false;
         }
-        state_piece_take(s, from, p->state, (int)p->storage, at, n);
+        state_piece_take(s, from, p->state, (int)p->storage, at, n, state_piece.floats);
     }
     return true;
 }
 
+// Pieces that follow one another add up to what one piece of all of them has: where one ends, the
+// next begins, and both terms cancel. With a gap or an overlap some are left.
+static inline int64_t state_piece_ends(const StatePiece *p) {
+    return (int64_t)(mix64((uint64_t)(p->begin + p->count)) >> 16) -
+           (int64_t)(mix64((uint64_t)p->begin) >> 16);
+}
 // Copies the pieces of a state file, of model `from`, into the store. verify: this rank reads all
 // of the file and checks its checksum; otherwise only the pieces that it needs. filled[state *
-// storages of `from` + storage] counts elements: pieces must follow one another without gap or
-// overlap, in the order of the files. Returns false, with the reason, if the file must not be used.
+// storages of `from` + storage] counts elements, and as many numbers behind these say whether pieces
+// follow one another without gap or overlap (state_piece_ends). Returns false, with the reason, if the file must not be used.
 static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify,
                                    uint64_t bytes, uint64_t checksum, int64_t *filled, Text *why) {
     FILE *f = open_regular(path);
@@ -183,7 +213,8 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
     Checksum checked = checksum_begin(), *sum = verify ? &checked : NULL;
     StateHeader header;
     struct stat info;
-    const uint64_t most = FILE_KINDS * from->storages;
+    const uint64_t most = FILE_KINDS * from->storages * MOST_TENSORS;
+    int64_t *ends = filled + FILE_KINDS * from->storages;
     Text number = text_of("%s", ""); // what is wrong with one
     bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes &&
                 read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
@@ -194,9 +225,10 @@ static inline bool state_file_read(const char *path, Store *s, const GptModel *f
         const StatePiece *piece = &pieces[i];
         good = state_piece_fits(s, from, piece);
         if (!good) { break; }
-        int64_t *count = &filled[piece->state * from->storages + piece->storage];
-        good = piece->begin == *count && state_piece_read(f, s, from, piece, sum, &number);
-        *count += piece->count;
+        const int64_t state = piece->state * from->storages + piece->storage;
+        good = state_piece_read(f, s, from, piece, sum, &number);
+        filled[state] += piece->count;
+        ends[state] += state_piece_ends(piece);
     }
     good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
     if (!good) {
@@ -220,7 +252,9 @@ static inline bool states_are_whole(const char *folder, const Store *s, const Gp
         int64_t expected = kind >= STATE_PREVIOUS     ? (filled[i] ? elements : 0)
                            : store_has_state(s, kind) ? elements
                                                       : 0;
-        good = filled[i] == expected;
+        const StatePiece all = {kind, storage, 0, expected};
+        const int64_t ends = filled[FILE_KINDS * from->storages + i];
+        good = filled[i] == expected && ends == (expected ? state_piece_ends(&all) : 0);
         if (!good) {
             *why = text_of("%s: %s of storage %d is not %s", folder, state_name(kind), storage,
                            filled[i] ? "whole" : "there");

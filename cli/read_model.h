@@ -86,6 +86,7 @@ static inline ModelSpec read_model(Config *c, const Machine *m, HfKept *kept, Co
         model_check_name(o->model);
         config = model_file_config(o->model, &spec.file_dtype);
     }
+    config = gpt_divide_experts(config, o->expert_parallel, o->moe_buffer);
     sizes_choose_length(c, &config, m->cluster.all_ranks);
     sizes_choose_batch(c, &config, m->cluster.all_ranks);
     const bool of_file = spec.file && !spec.begun.units;

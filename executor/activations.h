@@ -41,6 +41,7 @@
 #include "dataloader.h"
 #include "dp.h"
 #include "executor/deferred.h"
+#include "executor/expert_loads.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -72,6 +73,14 @@ typedef struct {
     int touches;
 } Transfer;
 
+// Memory for rows of experts, where more came than were planned for (--moe-buffer).
+typedef struct {
+    void **memory; // [count]
+    int count;
+    int64_t capacity;
+    // rows that it is for; 0: those planned. [activation sets][units], [gradient sets][units]
+    int64_t *values, *gradients;
+} GrownRows;
 // The dimensions and options that an executor is made for.
 typedef struct {
     DType dtype;
@@ -150,6 +159,8 @@ typedef struct {
     int64_t first_micro, step_micros;
     float *host_logits;            // (Vp)
     float *host_weights;           // (rows) of clipped samples
+    ExpertLoads loads;             // of a pass
+    GrownRows grown;
     double *losses, *right;        // [samples of a pass] for Pass
     double *message;               // [samples of a pass + ranks] for executor_share()
     int64_t *part;                 // [ranks + 1] where each rank's part of message begins
@@ -173,7 +184,9 @@ typedef struct {
     // [samples] sum of -log p over a sample's targets; filled for the rows that this rank computes
     double *sample_losses;
     float scale;   // of the loss: 1 / targets of the step
+    float aux, z;  // of routers' losses: each token's factor
     bool training; // false: computes losses only
+    bool counts;   // the tokens of each expert
     // [samples] of labelled data: 1 if the likeliest label is the sample's, else 0; NULL: not
     // wanted
     double *sample_right;
@@ -446,6 +459,9 @@ static inline void executor_free(Executor *e) {
         free(e->followed[i].limits);
     }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
+    expert_loads_free(&e->loads);
+    for (int i = 0; i < e->grown.count; i++) { ops_free(e->grown.memory[i]); }
+    free_all(e->grown.memory, e->grown.values, e->grown.gradients);
     free_all(e->acts, e->grads, e->transits, e->open, e->first_rows, e->clip, e->held, e->caches,
              e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
@@ -525,6 +541,9 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_weights = new_array(float, e->shape.rows, "weights");
     e->losses = new_array(double, samples, "losses");
     e->right = new_array(double, samples, "losses");
+    e->grown.values = new_array(int64_t, e->shape.limits.in_flight * e->model->units, "rows");
+    e->grown.gradients = new_array(int64_t, e->gradient_sets * e->model->units, "rows");
+    e->loads = expert_loads_make(e->model, comm->ranks);
     e->message = new_array(double, samples + comm->ranks, "losses");
     e->part = new_array(int64_t, comm->ranks + 1, "losses");
     e->first_rows = new_array(int64_t, micro_batches, "executor");

@@ -11,6 +11,7 @@
 #include "dp.h"
 #include "executor/activations.h"
 #include "executor/deferred.h"
+#include "executor/expert_loads.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -221,11 +222,15 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     return c;
 }
 
-static inline void run_forward(Executor *e, const Work *w) {
+static inline void run_forward(Executor *e, const Work *w, const Pass *pass) {
     UnitCall c = executor_call(e, w);
     c.recompute = w->kind == ACT_RECOMPUTE;
     if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
+    if (pass->counts && c.model->config.experts && gpt_unit_class(c.model, w->unit) == UNIT_BLOCK &&
+        !c.recompute && w->part == 0) {
+        expert_loads_count(&e->loads, &c, w->unit);
+    }
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, const Pass *pass) {
@@ -241,6 +246,12 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.accumulate = w->states.accumulate[tensor_class(e->model, table)];
         c->classifier.each = w->N;
         c->classifier.scale = pass->scale;
+    }
+    if (e->loads.experts && !head) {
+        c->router.shares =
+            pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
+        c->router.aux = pass->aux;
+        c->router.z = pass->z;
     }
     unit_pass(c, PART_BACKWARD_INPUT);
 }
@@ -330,7 +341,7 @@ static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass
 
 static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_FORWARD || w->kind == ACT_RECOMPUTE) {
-        run_forward(e, w);
+        run_forward(e, w, pass);
         return;
     }
     if (e->shape.clip.on) {
@@ -377,20 +388,110 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const CommRequest none = {.number = 0};
     transfer_open(e, a, pass->training, none, link);
 }
+// Returns what ranks exchange of rows of experts, as if all experts had equally many.
+static inline ZeroMessage routed_message(const StatePlan *s, const Action *a, int64_t T) {
+    const ProcessGroup *ranks = &s->expert_ranks;
+    const int64_t rows = a->rows * T * gpt_choices(&s->model->config);
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &ranks->all, ranks->each,
+                           rows * gpt_width(s->model) * dtype_size(s->dtype) / ranks->all.n};
+    return m;
+}
 // Returns the message before a part of a unit, which the ranks with its storage exchange.
 static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
     const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
-    const int64_t width = gpt_dim(s->model, spec->values[unit_message(spec, a->part)->in[0]].width);
+    const OpNode *n = unit_message(spec, a->part);
+    if (n->stats[0]) { return routed_message(s, a, T); }
+    const int64_t width = value_width(s->model, &spec->values[n->in[0]]);
     const ProcessGroup *owners = s->rows[a->storage].owners;
     const ZeroMessage m = {COMM_ALL_TO_ALL, &owners->all, owners->each,
                            a->rows * T * width * dtype_size(s->dtype) / owners->all.n};
     return m;
+}
+// Writes the bounds of rows among the ranks of experts, of counts[ranks][experts of each].
+static inline void routed_bounds(const GptModel *m, const int32_t *counts, int64_t *bounds) {
+    const int64_t each = m->quantity[OF_OWN_EXPERTS];
+    bounds[0] = 0;
+    for (int64_t r = 0; r < gpt_expert_ranks(&m->config); r++) {
+        bounds[r + 1] = bounds[r];
+        for (int64_t i = 0; i < each; i++) { bounds[r + 1] += counts[r * each + i]; }
+    }
+}
+// Finds out how many rows each rank has for each expert of this one.
+static inline void routed_arrivals(Executor *e, const int32_t *loads, int32_t *arrivals) {
+    const Group *g = &e->store->plan.expert_ranks.all;
+    const int64_t experts = e->model->config.experts, each = experts / g->n;
+    int32_t *all = new_array(int32_t, experts * g->n, "loads");
+    comm_all_gather_in(e->comm, g, loads, all, (size_t)experts * sizeof *loads);
+    for (int r = 0; r < g->n; r++) {
+        memcpy(arrivals + r * each, all + r * experts + g->me * each,
+               (size_t)each * sizeof *arrivals);
+    }
+    free(all);
+}
+// Makes place for `rows` rows of experts in the buffers of a unit and micro-batch, or (gradients) in
+// those of their gradients, if there is less.
+static inline void routed_make_place(Executor *e, const Action *a, int64_t rows, bool gradients) {
+    const int64_t micro = executor_micro(e, a), set = gradients ? micro % e->gradient_sets
+                                                               : micro % e->shape.limits.in_flight,
+                  planned = e->shape.rows * e->shape.T * e->model->quantity[OF_ARRIVALS];
+    GrownRows *g = &e->grown;
+    int64_t *place = &(gradients ? g->gradients : g->values)[set * e->model->units + a->unit];
+    const UnitSpec *spec = gpt_unit_spec(e->model, UNIT_BLOCK);
+    UnitBuffers *b = gradients ? &e->grads[set].unit[a->unit] : &e->acts[set].unit[a->unit];
+    if (rows <= max_i64(*place, planned)) { return; }
+    *place = rows + rows / 4; // the next steps may have some more
+    for (int i = VALUE_FIRST; i < (gradients ? spec->gradient_count : spec->value_count); i++) {
+        const Dim each = gradients ? spec->gradients[i].rows : spec->values[i].rows,
+                  width = gradients ? spec->gradients[i].width : spec->values[i].width;
+        if (!each.times || each.of != OF_ARRIVALS) { continue; }
+        const size_t bytes = (size_t)(*place * gpt_dim(e->model, width)) * ops_real_bytes();
+        void *at = memory_take(gradients ? MEMORY_BUFFERS : MEMORY_ACTIVATIONS, bytes,
+                               "rows of experts beyond --moe-buffer");
+        g->memory = grow_array(void *, g->memory, g->count, &g->capacity, "rows");
+        g->memory[g->count++] = at;
+        if (gradients) {
+            b->gradient[i] = (Real *)at;
+        } else {
+            b->value[i] = at;
+        }
+    }
+}
+// Sends rows to the ranks of their experts (architecture.h: EXCHANGE), or from there; back:
+// gradients, the other way.
+static inline void run_routed(Executor *e, const Action *a, const Work *w, const OpNode *n) {
+    UnitCall call = executor_call(e, w);
+    const UnitCall *c = &call;
+    const bool back = a->kind == ACT_EXCHANGE_BACK;
+    const Group *g = &e->store->plan.expert_ranks.all;
+    int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
+            *comes = (int32_t *)c->buffers.value[n->stats[!back]];
+    int64_t *to = new_array(int64_t, 2 * (g->n + 1), "rows of experts"), *from = to + g->n + 1;
+    const CommLabel label = {"rows of experts", a->unit, e->step};
+    if (!back && a->part == 1) { routed_arrivals(e, sent, comes); }
+    routed_bounds(e->model, sent, to);
+    routed_bounds(e->model, comes, from);
+    // what comes first, forward or back, is as much as what is made of it
+    if (a->part == 1 + back) {
+        routed_make_place(e, a, from[g->n], back);
+        call = executor_call(e, w);
+    }
+    CommRequest r = comm_all_to_all_begin(
+        e->comm, label, g,
+        back ? (void *)gradient_buffer(c, n->out[0]) : c->buffers.value[n->in[0]], to,
+        back ? (void *)gradient_buffer(c, n->in[0]) : c->buffers.value[n->out[0]], from,
+        (size_t)gpt_width(e->model) * ops_real_bytes());
+    comm_wait(e->comm, &r);
+    free(to);
 }
 static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) {
     const int64_t T = pass->data->options.T;
     const Work w = executor_work(e, a->unit, executor_micro(e, a), a->rows, T);
     const UnitCall c = executor_call(e, &w);
     const OpNode *n = unit_message(c.unit, a->part);
+    if (n->stats[0]) {
+        run_routed(e, a, &w, n);
+        return;
+    }
     const bool back = a->kind == ACT_EXCHANGE_BACK;
     const ZeroMessage m = exchange_message(&e->store->plan, a, T);
     const CommLabel label = {"rows of a unit", a->unit, e->step};

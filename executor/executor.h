@@ -267,6 +267,31 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
     }
 }
 
+// Finds out where the tokens of a step will go, by a forward pass of its samples: the share of each
+// expert, of which Switch's loss is made. All ranks call it before the step, with its pass and the
+// schedule of passes that do not train.
+static inline void executor_look_at_loads(Executor *e, const Program *program, const Pass *step) {
+    const int64_t tokens = step->samples * step->data->options.T;
+    ExpertLoads *l = &e->loads;
+    expert_loads_clear(l);
+    for (int64_t first = 0; first < step->samples; first += program->samples) {
+        Pass pass = *step;
+        int at = 0;
+        pass.first_sample += first;
+        pass.windows = step->windows ? step->windows + first : NULL;
+        pass.samples = min_i64(program->samples, step->samples - first);
+        pass.training = false;
+        pass.counts = true;
+        pass.host_row = 0;
+        executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, e->step, NULL);
+    }
+    expert_loads_sum(l, e->comm);
+    for (int64_t i = 0; i < l->layers * l->experts; i++) {
+        l->shares[i] = (float)((double)l->loads[i] / (double)tokens);
+    }
+    expert_loads_clear(l);
+}
+
 // Returns the sum of the losses of a pass's samples, in their order, over all ranks. *stop: in,
 // whether this rank was asked to stop; out, whether any rank was. All ranks call it.
 static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass,

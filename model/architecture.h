@@ -25,11 +25,13 @@
 #include "base/base.h"
 
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
-// Blocks have a storage each, unless they share it; every other class is one storage.
+// Blocks have a storage each, and one of their experts, unless they share them; every other class is
+// one storage.
 typedef enum {
     STORAGE_WTE,
     STORAGE_WPE,
     STORAGE_BLOCK,
+    STORAGE_EXPERTS,
     STORAGE_LNF,
     STORAGE_HEAD, // the classifier's table, if it is not wte
     STORAGE_CLASSES,
@@ -49,6 +51,12 @@ typedef enum {
     OF_KV,  // all heads of keys, or of values
     OF_QKV, // queries, keys and values
     OF_FFN, // inner width of the MLP
+    OF_EXPERTS,
+    OF_CHOICES,     // experts that a token goes to
+    OF_EXPERT_FFN,  // inner width of an expert
+    OF_OWN_EXPERTS, // that a rank has: all, or --expert-parallel's part
+    OF_ARRIVALS,    // rows that they may get for each token of a rank, at most
+    OF_ROUTE,       // numbers that say where a token goes (ops.h: Route)
     QUANTITIES
 } Quantity;
 typedef struct {
@@ -56,10 +64,18 @@ typedef struct {
     Quantity of;
 } Dim;
 
+// Biases that choose experts begin with 0 (balanced) and count loads, not gradients.
 // Random values have a normal distribution with this standard deviation, divided by sqrt(2 L) for
 // the layers that write to the residual stream; or a uniform one, where the deviation is divided by
 // sqrt(channels).
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM } TensorInit;
+typedef enum {
+    INIT_ZERO,
+    INIT_BALANCED,
+    INIT_ONE,
+    INIT_NORMAL,
+    INIT_RESIDUAL,
+    INIT_UNIFORM
+} TensorInit;
 enum { NO_TENSOR = -1, MOST_TENSORS = 24, MOST_RANGES = 3 };
 // A run of a tensor's rows that is a matrix of its own, such as q of a fused qkv. A vector's rows
 // have one element. Names of Hugging Face's tensors and optimizers of whole matrices refer to it.
@@ -71,7 +87,8 @@ typedef struct {
     const char *name;
     StorageClass storage; // NO_STORAGE: this architecture does not have the tensor
     Dim rows, cols;       // without rows: a vector, to which no weight decay applies
-    // all its rows, in their order; none: the tensor is one matrix, or one vector
+    Dim copies;           // such matrices, one after the other; none: 1
+    // all rows of a copy, in their order; none: the tensor is one matrix, or one vector
     RowRange ranges[MOST_RANGES];
     TensorInit init;
     double deviation; // 0: 0.02
@@ -79,11 +96,13 @@ typedef struct {
 
 // A boundary is VALUE_X or VALUE_Y: its memory belongs to the micro-batch, not to the unit.
 typedef enum { VALUE_REALS, VALUE_FLOATS, VALUE_BOUNDARY } ValueType;
-enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 20 };
+enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 24 };
 typedef struct {
     const char *name;
     ValueType type; // of its elements: compute precision, or fp32
-    Dim width;      // elements of each of the N rows
+    Dim width;      // elements of each row
+    Dim rows;       // rows of each token; none: 1
+    bool once;      // the value has one row for all tokens
     int gradient;   // its buffer; NO_GRADIENT: no operation makes its gradient
 } ValueSpec;
 
@@ -92,7 +111,7 @@ typedef struct {
 enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 16 };
 typedef struct {
     const char *name;
-    Dim width;
+    Dim width, rows;
     bool with_values; // the buffer belongs to the micro-batch's values, and is kept with them
     // A value whose memory is free when the unit below needs this buffer, and which is as wide.
     // With flat clipping (dp.h) the gradient is kept there until the weight part, in the unit
@@ -127,15 +146,29 @@ typedef struct {
     OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                    \
     /* out = causal attention(in) */                                                               \
     OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                    \
-    /* out = silu(first half of in) * second half */                                               \
-    OP(SWIGLU,         SWIGLU,      1, 1, 0, 0)                                                    \
+    /* out = silu(first half of in) * second half, of all rows, or of those that stats count */                                                  \
+    OP(SWIGLU,         SWIGLU,      1, 1, 1, 0)                                                    \
     /* out = max(in, 0)^2 */                                                                       \
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \
     /* out = in[0] + in[1] */                                                                      \
     OP(ADD,            ADD,         2, 1, 0, 0)                                                    \
+    /* out = softmax(in params[0]^T), where params[1] + out chooses experts: stats[0] says */      \
+    /* which, stats[1] how many rows each gets */                                                  \
+    OP(ROUTER,         ROUTER,      1, 1, 2, 2)                                                    \
+    /* out = rows of in, one for each choice, those of an expert together */                       \
+    OP(DISPATCH,       DISPATCH,    1, 1, 1, 0)                                                    \
+    /* out = in params[0]^T, where each expert has its matrix, and the rows that stats count */    \
+    OP(EXPERTS,        EXPERTS,     1, 1, 1, 1)                                                    \
+    /* out[0] = EXPERTS; out[1] = GELU(out[0]) */                                                  \
+    OP(EXPERTS_GELU,   EXPERTS,     1, 2, 1, 1)                                                    \
+    /* OP_EXPERTS, where in[0] = GELU(in[1]); its backward pass includes GELU's */                 \
+    OP(EXPERTS_OF_GELU, EXPERTS,    2, 1, 1, 1)                                                    \
+    /* out = the rows of in that belong to a token, summed by the weights of its choices */        \
+    OP(COMBINE,        COMBINE,     1, 1, 1, 0)                                                    \
     /* out = in, of which ranks exchange equal parts: the i-th goes to rank i. This message */     \
-    /* cuts the unit into parts; out does not overlap in, nor do their gradients */                \
-    OP(EXCHANGE,       EXCHANGE,    1, 1, 0, 0)                                                    \
+    /* cuts the unit into parts; out does not overlap in, nor do their gradients. With stats: */   \
+    /* rank i gets the rows that stats[0] counts for its experts; stats[1]: what comes */          \
+    OP(EXCHANGE,       EXCHANGE,    1, 1, 2, 0)                                                    \
     /* out = -log p(target) of the logits in params[0]^T */                                        \
     OP(CLASSIFIER,     CLASSIFIER,  1, 1, 0, 1)
 // clang-format on
@@ -171,6 +204,8 @@ typedef struct {
     ArchitectureDefaults defaults;
     float softcap;  // of logits (ops_classifier); 0: none
     float qk_scale; // of q and k after their norm
+    bool experts;   // its blocks have experts in place of the MLP
+    bool exchanges; // ... which are divided over ranks
 } Architecture;
 
 // The parts of a unit: a message is between two of them, and counts to the second one. Returns the
@@ -211,6 +246,10 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     {                                                                                              \
         {"gate", ONE_OF(OF_FFN)}, { "up", ONE_OF(OF_FFN) }                                         \
     }
+#define RANGES_EXPERT_GATE_UP                                                                      \
+    {                                                                                              \
+        {"gate", ONE_OF(OF_EXPERT_FFN)}, { "up", ONE_OF(OF_EXPERT_FFN) }                           \
+    }
 #define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
 // The first rows of each table of values and of gradients, and the tables of a unit
 #define BOUNDARIES                                                                                 \
@@ -219,6 +258,32 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     }
 #define BOUNDARY_GRADIENTS                                                                         \
     {.name = "none"}, {.name = "dx", .width = CHANNELS_X1}, { .name = "dy", .width = CHANNELS_X1 }
+// The values that blocks with experts have beside those of others, and their gradients. each: rows
+// that the experts of a rank work on, for each of its tokens
+#define EXPERT_VALUES(each, drows, dmade)                                                          \
+    {.name = "rows", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES), .gradient = (drows)},       \
+        {.name = "made", .width = CHANNELS_X1, .rows = ONE_OF(each), .gradient = (dmade)},         \
+        {.name = "p", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS)},                          \
+        {.name = "route", .type = VALUE_FLOATS, .width = ONE_OF(OF_ROUTE)}, {                      \
+        .name = "loads", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true           \
+    }
+#define EXPERT_GRADIENTS(each)                                                                     \
+    {.name = "drows", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)}, {                         \
+        .name = "dmade", .width = CHANNELS_X1, .rows = ONE_OF(each)                                \
+    }
+// The same, if the experts are on several ranks, which exchange rows
+#define EXCHANGE_VALUES(darrived, dback)                                                           \
+    {.name = "arrived",                                                                            \
+     .width = CHANNELS_X1,                                                                         \
+     .rows = ONE_OF(OF_ARRIVALS),                                                                  \
+     .gradient = (darrived)},                                                                      \
+        {.name = "back", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES), .gradient = (dback)}, { \
+        .name = "arrivals", .type = VALUE_FLOATS, .width = ONE_OF(OF_EXPERTS), .once = true        \
+    }
+#define EXCHANGE_GRADIENTS                                                                         \
+    {.name = "darrived", .width = CHANNELS_X1, .rows = ONE_OF(OF_ARRIVALS)}, {                     \
+        .name = "dback", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)                          \
+    }
 #define UNIT_TABLES(unit)                                                                          \
     .values = unit##_values, .gradients = unit##_gradients, .ops = unit##_ops,                     \
     .value_count = LENGTH_OF(unit##_values), .gradient_count = LENGTH_OF(unit##_gradients),        \

@@ -3,7 +3,7 @@
 //
 // Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
 //           head (final layernorm and classifier).
-// Storages  are contiguous buffers of parameters: wte | wpe | one per block | lnf. Each unit uses
+// Storages  are contiguous buffers of parameters: wte | wpe | one per block | experts | lnf. Each unit uses
 //           some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
 //           the head use the same wte; that is the tie. Blocks may share a storage in the same way
 //           (GptShare; pseudo.h), which only reduces the number of storages. All code that shards,
@@ -48,6 +48,7 @@ typedef struct {
     GptShare share;
     int units, storages;                     // L + 2; distinct blocks + 3 (GPT-2)
     int first_block, first_after;            // first storage of the blocks, and of the head
+    int blocks;                              // distinct blocks, with a storage each; then experts'
     StorageClass single[STORAGE_CLASSES];    // classes of the storages that are not blocks'
     int64_t quantity[QUANTITIES];            // for dimensions
     int classifier;                          // storage of its table: wte's, or its own
@@ -55,12 +56,20 @@ typedef struct {
     int64_t tensor_elements[MOST_TENSORS];   // of one layer
     int64_t tensor_offset[MOST_TENSORS];     // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
-    int64_t parameters;                      // in all storages, with vocabulary padding
+    int64_t parameters; // in all storages of all ranks, with vocabulary padding
+    int expert_rank;    // of the ranks that experts are divided over: which one this is
 } GptModel;
 
 static inline int64_t gpt_dim(const GptModel *m, Dim d) { return d.times * m->quantity[d.of]; }
+static inline int64_t gpt_dim_or_one(const GptModel *m, Dim d) {
+    return d.times ? gpt_dim(m, d) : 1;
+}
 // Returns the elements of one token at the boundary of a unit.
 static inline int64_t gpt_width(const GptModel *m) { return m->config.channels; }
+// Is a storage of this class one that each block has?
+static inline bool class_is_blocks(StorageClass c) {
+    return c == STORAGE_BLOCK || c == STORAGE_EXPERTS;
+}
 static inline StorageClass tensor_class(const GptModel *m, int tensor) {
     return m->arch->tensors[tensor].storage;
 }
@@ -68,7 +77,7 @@ static inline StorageClass tensor_class(const GptModel *m, int tensor) {
 // architecture does not have the tensor.
 static inline int64_t gpt_tensor_layers(const GptModel *m, int tensor) {
     const StorageClass c = tensor_class(m, tensor);
-    return c == STORAGE_BLOCK ? m->config.layers : c != NO_STORAGE;
+    return class_is_blocks(c) ? m->config.layers : c != NO_STORAGE;
 }
 static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
     return &m->arch->units[c];
@@ -93,6 +102,13 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_KV] = c->kv_heads * c->head_dim;
     m->quantity[OF_QKV] = (c->heads + 2 * c->kv_heads) * c->head_dim;
     m->quantity[OF_FFN] = c->ffn;
+    m->quantity[OF_EXPERTS] = c->experts;
+    m->quantity[OF_CHOICES] = gpt_choices(c);
+    m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
+    m->quantity[OF_OWN_EXPERTS] = c->experts / gpt_expert_ranks(c);
+    const int64_t most = gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    m->quantity[OF_ARRIVALS] = c->expert_rows ? min_i64(c->expert_rows, most) : most;
+    m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
 // factor, short ones not, those between in part (rope_type "llama3" of transformers).
@@ -130,20 +146,30 @@ static inline GptModel gpt_model_of(const Architecture *arch, GptConfig config, 
     for (int t = 0; t < m.arch->tensor_count; t++) {
         const TensorSpec *spec = &m.arch->tensors[t];
         if (spec->storage == NO_STORAGE) { continue; }
-        m.tensor_elements[t] =
-            (spec->rows.times ? gpt_dim(&m, spec->rows) : 1) * gpt_dim(&m, spec->cols);
+        m.tensor_elements[t] = gpt_dim_or_one(&m, spec->copies) * gpt_dim_or_one(&m, spec->rows) *
+                               gpt_dim(&m, spec->cols);
         m.tensor_offset[t] = m.class_elements[spec->storage];
         m.class_elements[spec->storage] += m.tensor_elements[t];
     }
     int singles = 0;
     for (int c = 0; c < STORAGE_CLASSES; c++) {
         if (c == STORAGE_BLOCK) { m.first_block = singles; }
-        if (c != STORAGE_BLOCK && m.class_elements[c]) { m.single[singles++] = (StorageClass)c; }
+        if (!class_is_blocks((StorageClass)c) && m.class_elements[c]) {
+            m.single[singles++] = (StorageClass)c;
+        }
     }
-    m.first_after = m.first_block + (int)blocks;
-    m.storages = singles + (int)blocks;
+    m.blocks = (int)blocks;
+    m.first_after = m.first_block + m.blocks * (m.class_elements[STORAGE_EXPERTS] ? 2 : 1);
+    m.storages = singles + m.first_after - m.first_block;
     for (int c = 0; c < STORAGE_CLASSES; c++) {
-        m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1);
+        m.parameters += m.class_elements[c] * (class_is_blocks((StorageClass)c) ? blocks : 1) *
+                        (c == STORAGE_EXPERTS ? gpt_expert_ranks(&config) : 1);
+    }
+    for (int t = 0; t < m.arch->tensor_count; t++) { // biases that choose experts are not trained
+        const TensorSpec *spec = &m.arch->tensors[t];
+        m.parameters -= spec->init == INIT_BALANCED && spec->storage != NO_STORAGE
+                            ? m.tensor_elements[t] * blocks
+                            : 0;
     }
     m.classifier = gpt_storage_of_class(&m, architecture_classifier(arch));
     return m;
@@ -160,6 +186,12 @@ static inline AttentionShape gpt_attention(const GptModel *m, int64_t rows, int6
         .rows = rows, .T = T, .heads = c->heads, .kv_heads = c->kv_heads, .D = c->head_dim};
     return shape;
 }
+// Returns the model with all experts on each rank: as files have it.
+static inline GptModel gpt_model_whole(const GptModel *m) {
+    GptConfig config = m->config;
+    config.expert_ranks = 0;
+    return gpt_model_of(m->arch, config, m->share);
+}
 static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);
 }
@@ -170,9 +202,34 @@ static inline bool gpt_storage_is_block(const GptModel *m, int storage) {
     return storage >= m->first_block && storage < m->first_after;
 }
 static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
-    if (gpt_storage_is_block(m, storage)) { return STORAGE_BLOCK; }
+    if (gpt_storage_is_block(m, storage)) {
+        return storage < m->first_block + m->blocks ? STORAGE_BLOCK : STORAGE_EXPERTS;
+    }
     return m
         ->single[storage < m->first_block ? storage : storage - m->first_after + m->first_block];
+}
+// A range of a storage, and where it is in the storage of the whole model.
+typedef struct {
+    int64_t begin, count, whole;
+} StorageRun;
+// Writes the runs of elements begin .. begin + count - 1 of a storage, and returns their number.
+static inline int gpt_storage_runs(const GptModel *m, int storage, int64_t begin, int64_t count,
+                                   StorageRun out[MOST_TENSORS]) {
+    const StorageRun all = {begin, count, begin};
+    const int64_t ranks = gpt_expert_ranks(&m->config);
+    int n = 0;
+    out[0] = all;
+    if (ranks == 1 || gpt_storage_class(m, storage) != STORAGE_EXPERTS) { return 1; }
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        const int64_t offset = m->tensor_offset[t], elements = m->tensor_elements[t],
+                      low = max_i64(begin, offset),
+                      high = min_i64(begin + count, offset + elements);
+        if (tensor_class(m, t) != STORAGE_EXPERTS || low >= high) { continue; }
+        const StorageRun run = {low, high - low,
+                                ranks * offset + m->expert_rank * elements + low - offset};
+        out[n++] = run;
+    }
+    return n;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
     return m->class_elements[gpt_storage_class(m, storage)];
@@ -180,9 +237,12 @@ static inline int64_t gpt_storage_elements(const GptModel *m, int storage) {
 static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) {
     return m->first_block + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run);
 }
+static inline int gpt_layer_storage(const GptModel *m, int64_t layer, StorageClass c) {
+    return gpt_storage_of_layer(m, layer) + (c == STORAGE_EXPERTS ? m->blocks : 0);
+}
 // The layers that use a block's storage: the first, and the one after `layer` (-1 after the last).
 static inline int64_t gpt_first_layer(const GptModel *m, int storage) {
-    return (storage - m->first_block) * (m->share.cycle ? 1 : m->share.run);
+    return (storage - m->first_block) % m->blocks * (m->share.cycle ? 1 : m->share.run);
 }
 static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
     const int64_t next = layer + (m->share.cycle ? m->share.cycle : 1);
@@ -195,7 +255,8 @@ static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
 // same layers, and layers that share a storage in `to` must share one in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     if (gpt_storage_is_block(to, storage)) {
-        return gpt_storage_of_layer(from, gpt_first_layer(to, storage));
+        return gpt_layer_storage(from, gpt_first_layer(to, storage),
+                                 gpt_storage_class(to, storage));
     }
     return storage < to->first_block ? storage : storage + from->storages - to->storages;
 }
@@ -219,7 +280,7 @@ static inline UnitClass gpt_unit_class(const GptModel *m, int unit) {
 }
 // Returns the storage of a class that a unit uses.
 static inline int gpt_unit_storage(const GptModel *m, int unit, StorageClass c) {
-    return c == STORAGE_BLOCK ? gpt_storage_of_layer(m, unit - 1) : gpt_storage_of_class(m, c);
+    return class_is_blocks(c) ? gpt_layer_storage(m, unit - 1, c) : gpt_storage_of_class(m, c);
 }
 // Writes the storages that a unit uses, and returns their number (1 or 2).
 static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
@@ -231,10 +292,18 @@ static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]
 }
 
 // Tensors that may have a learning rate of their own.
-typedef enum { RATE_EMBEDDING, RATE_HEAD, RATE_VECTORS, RATE_MATRICES, RATE_KINDS } RateKind;
+typedef enum {
+    RATE_EMBEDDING,
+    RATE_HEAD,
+    RATE_VECTORS,
+    RATE_MATRICES,
+    RATE_BALANCE, // of the biases that choose experts, which no optimizer updates
+    RATE_KINDS
+} RateKind;
 static inline RateKind tensor_rate(const TensorSpec *t) {
-    return !t->rows.times                ? RATE_VECTORS
-           : t->storage == STORAGE_BLOCK ? RATE_MATRICES
+    return t->init == INIT_BALANCED      ? RATE_BALANCE
+           : !t->rows.times              ? RATE_VECTORS
+           : class_is_blocks(t->storage) ? RATE_MATRICES
            : t->storage == STORAGE_HEAD  ? RATE_HEAD
                                          : RATE_EMBEDDING;
 }
@@ -245,21 +314,29 @@ typedef struct {
     int64_t layer;  // first layer that uses it; 0 outside blocks
     int64_t offset; // within the storage
     int64_t elements;
-    bool decays; // weight decay applies
+    int64_t number; // of its first element in the tensor, over all layers
+    bool decays;    // weight decay applies
     RateKind rate;
 } TensorPart;
+// Returns which of the equal pieces of a tensor over all layers this rank has of a layer.
+static inline int64_t gpt_tensor_place(const GptModel *m, int tensor, int64_t layer) {
+    if (tensor_class(m, tensor) != STORAGE_EXPERTS) { return layer; }
+    return layer * gpt_expert_ranks(&m->config) + m->expert_rank;
+}
 // Writes the parts of a storage in order, and returns their number.
 static inline int gpt_storage_parts(const GptModel *m, int storage,
                                     TensorPart parts[MOST_TENSORS]) {
     int n = 0;
     const StorageClass wanted = gpt_storage_class(m, storage);
+    const int64_t layer = class_is_blocks(wanted) ? gpt_first_layer(m, storage) : 0;
     for (int t = 0; t < m->arch->tensor_count; t++) {
         if (m->arch->tensors[t].storage != wanted) { continue; }
         const TensorPart part = {
             .tensor = t,
-            .layer = wanted == STORAGE_BLOCK ? gpt_first_layer(m, storage) : 0,
+            .layer = layer,
             .offset = m->tensor_offset[t],
             .elements = m->tensor_elements[t],
+            .number = m->tensor_elements[t] * gpt_tensor_place(m, t, layer),
             .decays = m->arch->tensors[t].rows.times > 0,
             .rate = tensor_rate(&m->arch->tensors[t]),
         };
@@ -374,8 +451,7 @@ static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed,
         if (low >= high) { continue; }
         float *values = out + part.offset + low - begin;
         const int64_t real_ones = gpt_real_elements(m, part.tensor);
-        int64_t first = part.layer * part.elements + low,
-                last = part.layer * part.elements + min_i64(high, real_ones);
+        int64_t first = part.number + low, last = part.number + min_i64(high, real_ones);
         for (int64_t e = 0; e < high - low; e++) { values[e] = spec->init == INIT_ONE; }
         if (spec->init < INIT_NORMAL) { continue; }
         tensor_randomise(spec, tensor_deviation(m, spec), seed, (uint64_t)part.tensor, first, last,

@@ -22,50 +22,82 @@ enum {
     FCPROJB,
     LNFW,
     LNFB,
-    GPT2_TENSORS
+    GPT2_TENSORS, // those of llm.c's files; then those of experts
+    GPT2_ROUTERW = GPT2_TENSORS,
+    GPT2_ROUTERB,
+    GPT2_EXPERT_FCW,
+    GPT2_EXPERT_PROJW,
+    GPT2_EXPERTS_TENSORS
 };
-static const TensorSpec gpt2_tensors[GPT2_TENSORS] = {
-    {.name = "wte",
-     .storage = STORAGE_WTE,
-     .rows = {1, OF_VOCAB},
-     .cols = CHANNELS_X1,
-     .init = INIT_NORMAL},
-    {.name = "wpe",
-     .storage = STORAGE_WPE,
-     .rows = {1, OF_POSITIONS},
-     .cols = CHANNELS_X1,
-     .init = INIT_NORMAL},
-    {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},
-    {.name = "ln1b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
-    {.name = "qkvw",
+// mlp: the storage of the MLP, or NO_STORAGE
+#define GPT2_TENSOR_TABLE(mlp)                                                                     \
+    {.name = "wte",                                                                                \
+     .storage = STORAGE_WTE,                                                                       \
+     .rows = {1, OF_VOCAB},                                                                        \
+     .cols = CHANNELS_X1,                                                                          \
+     .init = INIT_NORMAL},                                                                         \
+        {.name = "wpe",                                                                            \
+         .storage = STORAGE_WPE,                                                                   \
+         .rows = {1, OF_POSITIONS},                                                                \
+         .cols = CHANNELS_X1,                                                                      \
+         .init = INIT_NORMAL},                                                                     \
+        {.name = "ln1w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},         \
+        {.name = "ln1b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},                           \
+        {.name = "qkvw",                                                                           \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = CHANNELS_X3,                                                                      \
+         .cols = CHANNELS_X1,                                                                      \
+         .ranges = RANGES_QKV,                                                                     \
+         .init = INIT_NORMAL},                                                                     \
+        {.name = "qkvb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X3, .ranges = RANGES_QKV},     \
+        {.name = "attprojw",                                                                       \
+         .storage = STORAGE_BLOCK,                                                                 \
+         .rows = CHANNELS_X1,                                                                      \
+         .cols = CHANNELS_X1,                                                                      \
+         .init = INIT_RESIDUAL},                                                                   \
+        {.name = "attprojb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},                       \
+        {.name = "ln2w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},         \
+        {.name = "ln2b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},                           \
+        {.name = "fcw",                                                                            \
+         .storage = mlp,                                                                           \
+         .rows = CHANNELS_X4,                                                                      \
+         .cols = CHANNELS_X1,                                                                      \
+         .init = INIT_NORMAL},                                                                     \
+        {.name = "fcb", .storage = mlp, .cols = CHANNELS_X4},                                      \
+        {.name = "fcprojw",                                                                        \
+         .storage = mlp,                                                                           \
+         .rows = CHANNELS_X1,                                                                      \
+         .cols = CHANNELS_X4,                                                                      \
+         .init = INIT_RESIDUAL},                                                                   \
+        {.name = "fcprojb", .storage = mlp, .cols = CHANNELS_X1},                                  \
+        {.name = "lnfw", .storage = STORAGE_LNF, .cols = CHANNELS_X1, .init = INIT_ONE}, {         \
+        .name = "lnfb", .storage = STORAGE_LNF, .cols = CHANNELS_X1                                \
+    }
+static const TensorSpec gpt2_tensors[GPT2_TENSORS] = {GPT2_TENSOR_TABLE(STORAGE_BLOCK)};
+// Experts have no biases.
+static const TensorSpec gpt2_experts_tensors[GPT2_EXPERTS_TENSORS] = {
+    GPT2_TENSOR_TABLE(NO_STORAGE),
+    {.name = "routerw",
      .storage = STORAGE_BLOCK,
-     .rows = CHANNELS_X3,
+     .rows = ONE_OF(OF_EXPERTS),
      .cols = CHANNELS_X1,
-     .ranges = RANGES_QKV,
      .init = INIT_NORMAL},
-    {.name = "qkvb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X3, .ranges = RANGES_QKV},
-    {.name = "attprojw",
+    {.name = "routerb",
      .storage = STORAGE_BLOCK,
+     .cols = ONE_OF(OF_EXPERTS),
+     .init = INIT_BALANCED},
+    {.name = "expertfcw",
+     .storage = STORAGE_EXPERTS,
+     .copies = ONE_OF(OF_OWN_EXPERTS),
+     .rows = ONE_OF(OF_EXPERT_FFN),
+     .cols = CHANNELS_X1,
+     .init = INIT_NORMAL},
+    {.name = "expertprojw",
+     .storage = STORAGE_EXPERTS,
+     .copies = ONE_OF(OF_OWN_EXPERTS),
      .rows = CHANNELS_X1,
-     .cols = CHANNELS_X1,
+     .cols = ONE_OF(OF_EXPERT_FFN),
      .init = INIT_RESIDUAL},
-    {.name = "attprojb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
-    {.name = "ln2w", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1, .init = INIT_ONE},
-    {.name = "ln2b", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
-    {.name = "fcw",
-     .storage = STORAGE_BLOCK,
-     .rows = CHANNELS_X4,
-     .cols = CHANNELS_X1,
-     .init = INIT_NORMAL},
-    {.name = "fcb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X4},
-    {.name = "fcprojw",
-     .storage = STORAGE_BLOCK,
-     .rows = CHANNELS_X1,
-     .cols = CHANNELS_X4,
-     .init = INIT_RESIDUAL},
-    {.name = "fcprojb", .storage = STORAGE_BLOCK, .cols = CHANNELS_X1},
-    {.name = "lnfw", .storage = STORAGE_LNF, .cols = CHANNELS_X1, .init = INIT_ONE},
-    {.name = "lnfb", .storage = STORAGE_LNF, .cols = CHANNELS_X1},
 };
 
 // The embedding: y = wte[token] + wpe[position]
@@ -95,50 +127,128 @@ enum {
     GPT2_LSE
 };
 enum { GPT2_DFC = GRADIENT_FIRST, GPT2_DQKV, GPT2_DRES, GPT2_DLN2, GPT2_DLN1 };
-static const ValueSpec gpt2_block_values[] = {
-    BOUNDARIES,
-    {.name = "ln1", .width = CHANNELS_X1, .gradient = GPT2_DLN1},
-    {.name = "qkv", .width = CHANNELS_X3, .gradient = GPT2_DQKV},
-    // its gradient's buffer is free until the gradient of ln1 is known
-    {.name = "att", .width = CHANNELS_X1, .gradient = GPT2_DLN1},
-    {.name = "res", .width = CHANNELS_X1, .gradient = GPT2_DRES},
-    {.name = "ln2", .width = CHANNELS_X1, .gradient = GPT2_DLN2},
-    {.name = "fc", .width = CHANNELS_X4, .gradient = GPT2_DFC},
-    {.name = "gelu", .width = CHANNELS_X4},
-    {.name = "mean1", FLOAT_PER_TOKEN},
-    {.name = "rstd1", FLOAT_PER_TOKEN},
-    {.name = "mean2", FLOAT_PER_TOKEN},
-    {.name = "rstd2", FLOAT_PER_TOKEN},
-    {.name = "lse", .type = VALUE_FLOATS, .width = {1, OF_HEADS}},
+// mlp: the width of the MLP, or of an expert; each: rows for each token
+#define GPT2_BLOCK_VALUES(mlp, each)                                                               \
+    BOUNDARIES, {.name = "ln1", .width = CHANNELS_X1, .gradient = GPT2_DLN1},                      \
+        {.name = "qkv",                                                                            \
+         .width = CHANNELS_X3,                                                                     \
+         .gradient =                                                                               \
+             GPT2_DQKV}, /* its gradient's buffer is free until the gradient of ln1 is known */    \
+        {.name = "att", .width = CHANNELS_X1, .gradient = GPT2_DLN1},                              \
+        {.name = "res", .width = CHANNELS_X1, .gradient = GPT2_DRES},                              \
+        {.name = "ln2", .width = CHANNELS_X1, .gradient = GPT2_DLN2},                              \
+        {.name = "fc", .width = mlp, .rows = ONE_OF(each), .gradient = GPT2_DFC},                  \
+        {.name = "gelu", .width = mlp, .rows = ONE_OF(each)}, {.name = "mean1", FLOAT_PER_TOKEN},  \
+        {.name = "rstd1", FLOAT_PER_TOKEN}, {.name = "mean2", FLOAT_PER_TOKEN},                    \
+        {.name = "rstd2", FLOAT_PER_TOKEN}, {                                                      \
+        .name = "lse", .type = VALUE_FLOATS, .width = { 1, OF_HEADS }                              \
+    }
+#define GPT2_BLOCK_GRADIENTS(mlp, each)                                                            \
+    BOUNDARY_GRADIENTS, {.name = "dfc", .width = mlp, .rows = ONE_OF(each), .kept_in = GPT2_FC},   \
+        {.name = "dqkv", .width = CHANNELS_X3, .kept_in = GPT2_QKV},                               \
+        {.name = "dres", .width = CHANNELS_X1, .kept_in = GPT2_RES},                               \
+        {.name = "dln2", .width = CHANNELS_X1}, {                                                  \
+        .name = "dln1", .width = CHANNELS_X1                                                       \
+    }
+#define EXPERT_FFN_X1                                                                              \
+    { 1, OF_EXPERT_FFN }
+static const ValueSpec gpt2_block_values[] = {GPT2_BLOCK_VALUES(CHANNELS_X4, OF_ONE)};
+static const GradientSpec gpt2_block_gradients[] = {GPT2_BLOCK_GRADIENTS(CHANNELS_X4, OF_ONE)};
+
+// With experts, of which each token has several (architecture.h: EXPERT_VALUES)
+enum {
+    GPT2_ROWS = GPT2_LSE + 1,
+    GPT2_MADE,
+    GPT2_P,
+    GPT2_ROUTE,
+    GPT2_LOADS,
+    GPT2_ARRIVED,
+    GPT2_BACK,
+    GPT2_ARRIVALS
 };
-static const GradientSpec gpt2_block_gradients[] = {
-    BOUNDARY_GRADIENTS,
-    {.name = "dfc", .width = CHANNELS_X4, .kept_in = GPT2_FC},
-    {.name = "dqkv", .width = CHANNELS_X3, .kept_in = GPT2_QKV},
-    {.name = "dres", .width = CHANNELS_X1, .kept_in = GPT2_RES},
-    {.name = "dln2", .width = CHANNELS_X1},
-    {.name = "dln1", .width = CHANNELS_X1},
-};
+enum { GPT2_DROWS = GPT2_DLN1 + 1, GPT2_DMADE, GPT2_DARRIVED, GPT2_DBACK };
+static const ValueSpec gpt2_experts_block_values[] = {
+    GPT2_BLOCK_VALUES(EXPERT_FFN_X1, OF_CHOICES),
+    EXPERT_VALUES(OF_CHOICES, GPT2_DROWS, GPT2_DMADE)};
+static const ValueSpec gpt2_exchange_block_values[] = {
+    GPT2_BLOCK_VALUES(EXPERT_FFN_X1, OF_ARRIVALS),
+    EXPERT_VALUES(OF_ARRIVALS, GPT2_DROWS, GPT2_DMADE), EXCHANGE_VALUES(GPT2_DARRIVED, GPT2_DBACK)};
+static const GradientSpec gpt2_experts_block_gradients[] = {
+    GPT2_BLOCK_GRADIENTS(EXPERT_FFN_X1, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES)};
+static const GradientSpec gpt2_exchange_block_gradients[] = {
+    GPT2_BLOCK_GRADIENTS(EXPERT_FFN_X1, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
+    EXCHANGE_GRADIENTS};
+
+#define GPT2_TO_MLP                                                                                \
+    {.kind = OP_LAYERNORM,                                                                         \
+     .in = {VALUE_X},                                                                              \
+     .out = {GPT2_LN1},                                                                            \
+     .stats = {GPT2_MEAN1, GPT2_RSTD1},                                                            \
+     .params = {LN1W, LN1B}},                                                                      \
+        {.kind = OP_LINEAR, .in = {GPT2_LN1}, .out = {GPT2_QKV}, .params = {QKVW, QKVB}},          \
+        {.kind = OP_ATTENTION, .in = {GPT2_QKV}, .out = {GPT2_ATT}, .stats = {GPT2_LSE}},          \
+        {.kind = OP_LINEAR, .in = {GPT2_ATT}, .out = {GPT2_RES}, .params = {ATTPROJW, ATTPROJB}},  \
+    {                                                                                              \
+        .kind = OP_ADD_LAYERNORM, .in = {GPT2_RES, VALUE_X}, .out = {GPT2_LN2, GPT2_RES},          \
+        .stats = {GPT2_MEAN2, GPT2_RSTD2}, .params = {                                             \
+            LN2W,                                                                                  \
+            LN2B                                                                                   \
+        }                                                                                          \
+    }
 static const OpNode gpt2_block_ops[] = {
-    {.kind = OP_LAYERNORM,
-     .in = {VALUE_X},
-     .out = {GPT2_LN1},
-     .stats = {GPT2_MEAN1, GPT2_RSTD1},
-     .params = {LN1W, LN1B}},
-    {.kind = OP_LINEAR, .in = {GPT2_LN1}, .out = {GPT2_QKV}, .params = {QKVW, QKVB}},
-    {.kind = OP_ATTENTION, .in = {GPT2_QKV}, .out = {GPT2_ATT}, .stats = {GPT2_LSE}},
-    {.kind = OP_LINEAR, .in = {GPT2_ATT}, .out = {GPT2_RES}, .params = {ATTPROJW, ATTPROJB}},
-    {.kind = OP_ADD_LAYERNORM,
-     .in = {GPT2_RES, VALUE_X},
-     .out = {GPT2_LN2, GPT2_RES},
-     .stats = {GPT2_MEAN2, GPT2_RSTD2},
-     .params = {LN2W, LN2B}},
+    GPT2_TO_MLP,
     {.kind = OP_LINEAR_GELU, .in = {GPT2_LN2}, .out = {GPT2_FC, GPT2_GELU}, .params = {FCW, FCB}},
     {.kind = OP_LINEAR_OF_GELU,
      .in = {GPT2_GELU, GPT2_FC},
      .out = {VALUE_Y},
      .params = {FCPROJW, FCPROJB}},
     {.kind = OP_ADD, .in = {VALUE_Y, GPT2_RES}, .out = {VALUE_Y}},
+};
+#define GPT2_ROUTED                                                                                \
+    {.kind = OP_ROUTER,                                                                            \
+     .in = {GPT2_LN2},                                                                             \
+     .out = {GPT2_P},                                                                              \
+     .stats = {GPT2_ROUTE, GPT2_LOADS},                                                            \
+     .params = {GPT2_ROUTERW, GPT2_ROUTERB}},                                                      \
+    {                                                                                              \
+        .kind = OP_DISPATCH, .in = {GPT2_LN2}, .out = {GPT2_ROWS}, .stats = { GPT2_ROUTE }         \
+    }
+#define GPT2_EXPERTS_OF(rows, loads)                                                               \
+    {.kind = OP_EXPERTS_GELU,                                                                      \
+     .in = {rows},                                                                                 \
+     .out = {GPT2_FC, GPT2_GELU},                                                                  \
+     .stats = {loads},                                                                             \
+     .params = {GPT2_EXPERT_FCW, NO_TENSOR}},                                                      \
+    {                                                                                              \
+        .kind = OP_EXPERTS_OF_GELU, .in = {GPT2_GELU, GPT2_FC}, .out = {GPT2_MADE},                \
+        .stats = {loads}, .params = {                                                              \
+            GPT2_EXPERT_PROJW,                                                                     \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
+#define GPT2_COMBINED(made)                                                                        \
+    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {GPT2_ROUTE}}, {                 \
+        .kind = OP_ADD, .in = {VALUE_Y, GPT2_RES}, .out = { VALUE_Y }                              \
+    }
+static const OpNode gpt2_experts_block_ops[] = {
+    GPT2_TO_MLP,
+    GPT2_ROUTED,
+    GPT2_EXPERTS_OF(GPT2_ROWS, GPT2_LOADS),
+    GPT2_COMBINED(GPT2_MADE),
+};
+static const OpNode gpt2_exchange_block_ops[] = {
+    GPT2_TO_MLP,
+    GPT2_ROUTED,
+    {.kind = OP_EXCHANGE,
+     .in = {GPT2_ROWS},
+     .out = {GPT2_ARRIVED},
+     .stats = {GPT2_LOADS, GPT2_ARRIVALS}},
+    GPT2_EXPERTS_OF(GPT2_ARRIVED, GPT2_ARRIVALS),
+    {.kind = OP_EXCHANGE,
+     .in = {GPT2_MADE},
+     .out = {GPT2_BACK},
+     .stats = {GPT2_ARRIVALS, GPT2_LOADS}},
+    GPT2_COMBINED(GPT2_BACK),
 };
 
 // The head: losses = classifier(layernorm(x))

@@ -12,6 +12,11 @@ typedef struct {
     const char *keys; // as --model has them
 } GptDescriptor;
 
+// M6-10T (arXiv 2110.03888), of which its authors gave the layers, the channels, the experts and their
+// width; positions and vocabulary are M6's, as far as they are known.
+#define M6_10T                                                                                     \
+    "layers=48,channels=1024,heads=16,experts=10240,prototypes=80,expert_ffn=9984,vocab=21128,"    \
+    "positions=512"
 // GPT-2 by depth (llm.c's dN) and by size, and GPT-3's sizes. Head counts divide the channels. The
 // paper's 13B has 5140 channels, which 40 heads do not divide; here it has 5120. gpt:100B is our
 // own geometry: 12 * 80 * 10240^2 = 100.7e9. Llama's and Qwen's sizes are those of their authors.
@@ -48,6 +53,8 @@ static const GptDescriptor gpt_descriptors[] = {
                   "vocab=128256,tie=0,theta=5e5,positions=8192"},
     {"llama3:70B", "arch=llama,layers=80,channels=8192,heads=64,kv_heads=8,head_dim=128,ffn=28672,"
                    "vocab=128256,tie=0,theta=5e5,positions=8192"},
+    {"mixtral:8x7B", "arch=llama,layers=32,channels=4096,heads=32,kv_heads=8,head_dim=128,experts=8,"
+                     "top_k=2,expert_ffn=14336,vocab=32000,tie=0,theta=1e6,positions=32768"},
     {"qwen2.5:0.5B", "arch=qwen2,layers=24,channels=896,heads=14,kv_heads=2,head_dim=64,ffn=4864,"
                      "vocab=151936,tie=1,theta=1e6,positions=32768"},
     {"qwen2.5:1.5B", "arch=qwen2,layers=28,channels=1536,heads=12,kv_heads=2,head_dim=128,ffn=8960,"
@@ -60,8 +67,12 @@ static const GptDescriptor gpt_descriptors[] = {
                    "vocab=151936,tie=1,theta=1e6,positions=40960"},
     {"qwen3:4B", "arch=qwen3,layers=36,channels=2560,heads=32,kv_heads=8,head_dim=128,ffn=9728,"
                  "vocab=151936,tie=1,theta=1e6,positions=40960"},
+    {"qwen3:30B-A3B", "arch=qwen3,layers=48,channels=2048,heads=32,kv_heads=4,head_dim=128,"
+                      "experts=128,top_k=8,expert_ffn=768,vocab=151936,tie=0,theta=1e6,"
+                      "positions=40960"},
     {"qwen3:8B", "arch=qwen3,layers=36,channels=4096,heads=32,kv_heads=8,head_dim=128,ffn=12288,"
                  "vocab=151936,tie=0,theta=1e6,positions=40960"},
+    {"m6:10T", M6_10T},
 };
 enum { GPT_DESCRIPTORS = LENGTH_OF(gpt_descriptors) };
 

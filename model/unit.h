@@ -45,14 +45,21 @@ typedef struct {
     void *value[MOST_VALUES];
     Real *gradient[MOST_GRADIENTS];
 } UnitBuffers;
-// Reserves the gradients of N rows: those that are kept with the values, or the others.
+// Returns the elements of a value, or of a gradient, for each token.
+static inline int64_t value_width(const GptModel *m, const ValueSpec *v) {
+    return gpt_dim(m, v->width) * gpt_dim_or_one(m, v->rows);
+}
+static inline int64_t gradient_width(const GptModel *m, const GradientSpec *g) {
+    return gpt_dim(m, g->width) * gpt_dim_or_one(m, g->rows);
+}
+// Reserves the gradients of N tokens: those that are kept with the values, or the others.
 static inline void unit_carve_gradients(UnitBuffers *b, Arena *a, const GptModel *m, UnitClass c,
                                         int64_t N, bool with_values) {
     const UnitSpec *spec = gpt_unit_spec(m, c);
     for (int g = GRADIENT_FIRST; g < spec->gradient_count; g++) {
         const GradientSpec *gradient = &spec->gradients[g];
         if (gradient->with_values == with_values) {
-            b->gradient[g] = arena_reals(a, N * gpt_dim(m, gradient->width));
+            b->gradient[g] = arena_reals(a, N * gradient_width(m, gradient));
         }
     }
 }
@@ -62,17 +69,18 @@ static inline void unit_carve_values(UnitBuffers *b, Arena *a, const GptModel *m
     const UnitSpec *spec = gpt_unit_spec(m, c);
     for (int v = VALUE_FIRST; v < spec->value_count; v++) {
         const bool reals = spec->values[v].type == VALUE_REALS;
-        b->value[v] = arena_take(a, N * gpt_dim(m, spec->values[v].width) *
-                                        (reals ? ops_real_bytes() : sizeof(float)));
+        b->value[v] =
+            arena_take(a, (spec->values[v].once ? 1 : N) * value_width(m, &spec->values[v]) *
+                              (reals ? ops_real_bytes() : sizeof(float)));
     }
     unit_carve_gradients(b, a, m, c, N, true);
 }
-// Returns the width of a block's widest value.
+// Returns the elements of a block's longest row.
 static inline int64_t gpt_widest(const GptModel *m) {
     const UnitSpec *spec = gpt_unit_spec(m, UNIT_BLOCK);
     int64_t widest = 0;
     for (int v = 0; v < spec->value_count; v++) {
-        widest = max_i64(widest, gpt_dim(m, spec->values[v].width));
+        widest = max_i64(widest, gpt_dim(m, spec->values[v].width)); // of one row
     }
     return widest;
 }
@@ -132,6 +140,7 @@ typedef struct {
     int64_t first;
     KeyCache cache;               // most 0: they are not kept
     ClassifierResults classifier; // backward
+    RouterLosses router;          // likewise
     // of samples
     const UnitSums *sums;
     double *norms;        // [rows], squared
@@ -157,7 +166,8 @@ static inline int op_sum(const OpNode *n) {
 // was computed from.
 static inline int op_x(const OpNode *n) {
     const int sum = op_sum(n);
-    return sum != VALUE_X ? sum : n->in[n->kind == OP_LINEAR_OF_GELU];
+    const bool of_gelu = n->kind == OP_LINEAR_OF_GELU || n->kind == OP_EXPERTS_OF_GELU;
+    return sum != VALUE_X ? sum : n->in[of_gelu];
 }
 
 // What one operation of a pass works on: its row's values, parameters and their gradients, in the
@@ -166,7 +176,7 @@ typedef struct {
     const UnitCall *call;
     const OpNode *node;
     Stream *s;
-    int64_t rows, T, N;      // samples, tokens of each, tokens of all
+    int64_t rows, T, N;      // samples, tokens of each, rows of in[0]: one a token, or several
     int64_t in_width, width; // of in[0]; of out[0]
     Real *in[2], *out[2];
     Real *x, *dx;       // op_x(), and the buffer of its gradient
@@ -189,7 +199,7 @@ static inline OpCall op_call(const UnitCall *c, const OpNode *n) {
                 .s = c->stream,
                 .rows = c->rows,
                 .T = c->T,
-                .N = c->rows * c->T,
+                .N = c->rows * c->T * gpt_dim_or_one(m, values[n->in[0]].rows),
                 .in_width = gpt_dim(m, values[n->in[0]].width),
                 .width = gpt_dim(m, values[n->out[0]].width),
                 .x = (Real *)c->buffers.value[op_x(n)],
@@ -390,12 +400,6 @@ static inline void qk_norm_sample_sum(const OpCall *o) {
 
 // -------------------------------------------------------------------------------------------------
 // Activations of the MLP
-static inline void swiglu_forward(const OpCall *o) {
-    ops_swiglu_forward(o->s, o->out[0], o->in[0], o->N, o->width);
-}
-static inline void swiglu_backward_input(const OpCall *o) {
-    ops_swiglu_backward(o->s, o->dx, o->dout, o->in[0], o->N, o->width);
-}
 static inline void relu2_forward(const OpCall *o) {
     ops_relu2_forward(o->s, o->out[0], o->in[0], o->N * o->width);
 }
@@ -407,6 +411,80 @@ static inline void relu2_backward_input(const OpCall *o) {
 // Sums
 static inline void add_forward(const OpCall *o) {
     ops_residual(o->s, o->out[0], o->in[0], o->in[1], o->N * o->width);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Experts
+static inline Route op_route(const OpCall *o) {
+    return route_at(o->stats[0], o->rows * o->T, gpt_choices(&o->call->model->config));
+}
+// The rows of experts: those of this rank's tokens, or those that came from others.
+static inline ExpertRows op_expert_rows(const OpCall *o) {
+    const GptModel *m = o->call->model;
+    const ExpertRows r = {.counts = (const int32_t *)(const void *)o->stats[0],
+                          .sources = gpt_expert_ranks(&m->config),
+                          .experts = m->quantity[OF_OWN_EXPERTS]};
+    return r;
+}
+static inline void router_forward(const OpCall *o) {
+    const GptConfig *c = &o->call->model->config;
+    ops_route(o->s, op_route(o), (int32_t *)(void *)o->stats[1], (float *)(void *)o->out[0],
+              o->in[0], o->params[0], o->params[1], o->in_width, gpt_router(c));
+}
+static inline void router_backward_input(const OpCall *o) {
+    const GptConfig *c = &o->call->model->config;
+    ops_route_backward_input(o->s, o->dx, o->so_far, (float *)(void *)o->out[0], op_route(o),
+                             o->params[0], o->in_width, gpt_router(c), o->call->router);
+}
+static inline void router_backward_weight(const OpCall *o) {
+    const GptConfig *c = &o->call->model->config;
+    ops_route_backward_weight(o->s, o->grads[0], o->grads[1], (const float *)(void *)o->out[0],
+                              op_route(o), (const int32_t *)(const void *)o->stats[1], o->in[0],
+                              o->in_width, gpt_router(c), o->accumulates[0]);
+}
+static inline void dispatch_forward(const OpCall *o) {
+    ops_dispatch(o->s, o->out[0], o->in[0], op_route(o), o->width);
+}
+static inline void dispatch_backward_input(const OpCall *o) {
+    ops_dispatch_backward(o->s, o->dx, o->so_far, o->dout, op_route(o), o->width);
+}
+static inline void experts_forward(const OpCall *o) {
+    Real *gelu = o->node->kind == OP_EXPERTS_GELU ? o->out[1] : NULL;
+    ops_experts_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], op_expert_rows(o),
+                        o->in_width, o->width, o->rows * o->T == 1);
+}
+static inline void experts_backward_input(const OpCall *o) {
+    const Real *before_gelu = o->node->kind == OP_EXPERTS_OF_GELU ? o->x : NULL;
+    ops_experts_backward_input(o->s, o->dx, o->dout, o->params[0], before_gelu, op_expert_rows(o),
+                               o->in_width, o->width);
+}
+static inline void experts_backward_weight(const OpCall *o) {
+    ops_experts_backward_weight(o->s, o->grads[0], o->dout, o->in[0], op_expert_rows(o),
+                                o->in_width, o->width, o->accumulates[0]);
+}
+// A token's choices are computed once, wherever.
+static inline double experts_flops(const GptModel *m, const UnitSpec *u, const OpNode *n,
+                                   double T) {
+    (void)T;
+    return 2.0 * (double)gpt_choices(&m->config) *
+           (double)(gpt_dim(m, u->values[n->in[0]].width) * gpt_dim(m, u->values[n->out[0]].width));
+}
+static inline void combine_forward(const OpCall *o) {
+    ops_combine_rows(o->s, o->out[0], o->in[0], op_route(o), o->width);
+}
+static inline void combine_backward_input(const OpCall *o) {
+    ops_combine_rows_backward(o->s, o->dx, o->dout, o->in[0], op_route(o), o->width);
+}
+
+// SwiGLU of an MLP, or of experts
+static inline int64_t swiglu_rows(const OpCall *o) {
+    return o->node->stats[0] ? expert_rows_sum(op_expert_rows(o)) : o->N;
+}
+static inline void swiglu_forward(const OpCall *o) {
+    ops_swiglu_forward(o->s, o->out[0], o->in[0], swiglu_rows(o), o->width);
+}
+static inline void swiglu_backward_input(const OpCall *o) {
+    ops_swiglu_backward(o->s, o->dx, o->dout, o->in[0], swiglu_rows(o), o->width);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -468,6 +546,12 @@ typedef struct {
 #define OPS_RELU2      {.part = {relu2_forward, relu2_backward_input}}
 // its terms get its gradient without an input part: op_backward_input()
 #define OPS_ADD        {.part = {add_forward}}
+#define OPS_ROUTER     {.part = {router_forward, router_backward_input, router_backward_weight},   \
+                        .flops = linear_flops}
+#define OPS_DISPATCH   {.part = {dispatch_forward, dispatch_backward_input}}
+#define OPS_EXPERTS    {.part = {experts_forward, experts_backward_input, experts_backward_weight}, \
+                        .flops = experts_flops}
+#define OPS_COMBINE    {.part = {combine_forward, combine_backward_input}}
 #define OPS_EXCHANGE   {.part = {NULL}} // the executor sends what it says
 // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples
 #define OPS_CLASSIFIER {.part = {NULL, classifier_backward_input}, .flops = classifier_flops}
@@ -487,7 +571,7 @@ static const int op_inputs[OP_KINDS] = {OP_TABLE(OP_INPUTS)};
 // gradient may lie in the buffer of another value.
 
 static inline int64_t value_elements(const UnitCall *c, int value) {
-    return c->rows * c->T * gpt_dim(c->model, c->unit->values[value].width);
+    return c->rows * c->T * value_width(c->model, &c->unit->values[value]);
 }
 // Moves a value's gradient, if there is one, into the value's own buffer. The gradients of other
 // values that lie there are moved into theirs first.
@@ -607,11 +691,11 @@ static inline UnitBuffers unit_buffers_from(const UnitCall *c, int64_t row) {
         const ValueSpec *spec = &c->unit->values[v];
         const size_t size = spec->type == VALUE_FLOATS ? sizeof(float) : ops_real_bytes();
         if (b.value[v]) {
-            b.value[v] = (char *)b.value[v] + row * gpt_dim(c->model, spec->width) * size;
+            b.value[v] = (char *)b.value[v] + row * value_width(c->model, spec) * size;
         }
     }
     for (int g = GRADIENT_X; g < c->unit->gradient_count; g++) {
-        const int64_t width = gpt_dim(c->model, c->unit->gradients[g].width);
+        const int64_t width = gradient_width(c->model, &c->unit->gradients[g]);
         if (b.gradient[g]) { b.gradient[g] = real_at(b.gradient[g], row * width); }
     }
     return b;

@@ -389,6 +389,92 @@ static void ops_keep_keys(Stream *s, KeyCache cache, const Real *qkv, AttentionS
 static void ops_attention_kept(Stream *s, Real *out, const Real *qkv, KeyCache cache,
                                AttentionShape a);
 
+// --- experts: a mixture, in place of an MLP ------------------------------------------------------
+// Where the tokens of a micro-batch go. N tokens have `choices` experts each, all different.
+// Choice j of token t has number t * choices + j. The rows that experts work on are one for each
+// choice: those of an expert together, in the order of the experts, and in that of the tokens.
+enum { ROUTE_PARTS = 5 };
+typedef struct {
+    int32_t *expert, *place; // [N * choices] of a choice; place: its row
+    float *weight, *dweight; // [N * choices] of its expert's output; the gradient of it
+    float *lse;              // [N * choices] log of the sum of e^logit of each group, one a group
+    int64_t N, choices;
+} Route;
+// Lays a route into N * choices * ROUTE_PARTS numbers of four bytes.
+static inline Route route_at(float *at, int64_t N, int64_t choices) {
+    const int64_t n = N * choices;
+    int32_t *whole = (int32_t *)(void *)at;
+    const Route r = {.expert = whole,
+                     .place = whole + n,
+                     .weight = at + 2 * n,
+                     .dweight = at + 3 * n,
+                     .lse = at + 4 * n,
+                     .N = N,
+                     .choices = choices};
+    return r;
+}
+// Experts in groups of equal size. A token goes to the likeliest `top_k` of each group. With one
+// group their weights are divided by their sum, as Mixtral's; with several they are not (M6-T's
+// prototypes, arXiv 2105.15082).
+typedef struct {
+    int64_t experts, groups, top_k;
+} Router;
+// What else a router's gradient has: that of `aux` * shares[e] * p[t][e], for all tokens and
+// experts, and of `z` * lse^2. shares(experts), in the memory of activations; NULL: no such part.
+typedef struct {
+    const float *shares;
+    float aux, z;
+} RouterLosses;
+// Gradients of the biases that choose experts are loads: what an expert has more than the mean,
+// times this, so that no norm of gradients shows them.
+#define LOAD_UNIT 0x1p-100f
+// p(N, experts) = softmax of in(N, C) weight(experts, C)^T, within each group, in fp32. Makes the
+// route: of each group, the experts of the largest p + bias; of equal ones, the first.
+// loads(experts): how many rows each gets.
+static void ops_route(Stream *s, Route route, int32_t *loads, float *p, const Real *in,
+                      const Real *weight, const Real *bias, int64_t C, Router router);
+// dx(N, C) = before + dlogits weight, where before may be NULL, or dx. p becomes dlogits.
+static void ops_route_backward_input(Stream *s, Real *dx, const Real *before, float *p, Route route,
+                                     const Real *weight, int64_t C, Router router,
+                                     RouterLosses losses);
+// dweight(experts, C) [+]= dlogits^T in; dbias(experts) [+]= loads
+static void ops_route_backward_weight(Stream *s, float *dweight, float *dbias, const float *dlogits,
+                                      Route route, const int32_t *loads, const Real *in, int64_t C,
+                                      Router router, bool accumulate);
+// rows(N * choices, C): a copy of its token's row of in(N, C) for each choice. Back: dx = before +
+// the sum of a token's rows, where before may be NULL, or dx.
+static void ops_dispatch(Stream *s, Real *rows, const Real *in, Route route, int64_t C);
+static void ops_dispatch_backward(Stream *s, Real *dx, const Real *before, const Real *drows,
+                                  Route route, int64_t C);
+// out(N, C) = the sum of a token's rows, each times its weight. Back: drows, and the route's
+// dweight.
+static void ops_combine_rows(Stream *s, Real *out, const Real *rows, Route route, int64_t C);
+static void ops_combine_rows_backward(Stream *s, Real *drows, const Real *dout, const Real *rows,
+                                      Route route, int64_t C);
+// How the rows of experts follow each other: for each of `sources` ranks that sent them, those of
+// each of this rank's experts. counts[sources][experts]: how many, on the host.
+typedef struct {
+    const int32_t *counts;
+    int64_t sources, experts;
+} ExpertRows;
+static inline int64_t expert_rows_sum(ExpertRows r) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < r.sources * r.experts; i++) { n += r.counts[i]; }
+    return n;
+}
+// The matrix products of experts: out(rows, OC), in(rows, C), weight(experts, OC, C). gelu,
+// pre_gelu: as in ops_matmul_forward() and ops_matmul_backward_input(); or NULL. one: the rows are
+// those of a single token.
+static void ops_experts_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                const Real *weight, ExpertRows rows, int64_t C, int64_t OC,
+                                bool one);
+static void ops_experts_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight,
+                                       const Real *pre_gelu, ExpertRows rows, int64_t C,
+                                       int64_t OC);
+// dweight(experts, OC, C) [+]= ...: zero for an expert without rows
+static void ops_experts_backward_weight(Stream *s, float *dweight, const Real *dout, const Real *in,
+                                        ExpertRows rows, int64_t C, int64_t OC, bool accumulate);
+
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ---
 // losses(N)        -log p(target) of each row (natural logarithm); 0 if target is -1 (a masked row,
 //                  which adds nothing to gradients)
@@ -433,6 +519,7 @@ typedef struct {
     Rounding rounding; // of copies in bf16; numbers the elements from the first on
     MatrixStep matrices;
     bool nesterov; // of AdamW and SGD
+    bool balances; // the elements are biases that choose experts: ops_balance()
 } OptimizerStep;
 // The factors of AdamW's moments that correct their start at zero (arXiv 1412.6980).
 typedef struct {
@@ -458,6 +545,10 @@ static void ops_muon(Stream *s, UpdateSlice u, OptimizerStep o);
 static void ops_adamw_host(Stream *s, UpdateSlice u, OptimizerStep o);
 static void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o);
 static void ops_muon_host(Stream *s, UpdateSlice u, OptimizerStep o);
+// The update of biases that choose experts, from loads as gradients: p -= lr sign(g). Moments are
+// not used.
+static void ops_balance(Stream *s, UpdateSlice u, OptimizerStep o);
+static void ops_balance_host(Stream *s, UpdateSlice u, OptimizerStep o);
 // The first part of an update in two parts: the moments are updated, and out(n) is the direction;
 // master and param are not used. Of Muon, with mu = o.momentum:
 // m += (1 - mu) (g - m); out = g + mu (m - g)

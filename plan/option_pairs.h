@@ -230,6 +230,17 @@
       "updates do not wait for the norm of the step")                                              \
     X("cyclic", "cluster", o->cyclic && *o->cluster,                                               \
       "is not predicted for ranks that are not there")                                             \
+    X("moe-aux-coefficient", "moe-balance",                                                        \
+      GIVEN(moe_aux_coefficient) && o->moe_balance != BALANCE_AUX,                                 \
+      "needs aux: nothing else has the loss")                                                      \
+    X("moe-buffer", "expert-parallel", o->moe_buffer > 0 && o->expert_parallel < 2,                \
+      "no rows come from other ranks: leave it out")                                               \
+    X("moe-buffer", "offload", o->moe_buffer > 0 && o->offload == OFFLOAD_ALL,                     \
+      "(all) activations on the host have the place that was planned: leave it out")               \
+    X("moe-balance", "cyclic", o->moe_balance == BALANCE_AUX && o->cyclic,                         \
+      "(aux) the loads of a whole step are not known before it begins: give bias")                 \
+    X("moe-balance", "dp-noise", o->moe_balance && PRIVATE,                                        \
+      "(or --dp-epsilon) loads tell of samples, and carry no noise: leave it out")                 \
     X("share-lr", "share", o->share_lr > 0 && !options_shares(o),                                  \
       "no blocks share: give --share all, or --lr")                                                \
     X("delink-at", "share", o->delink_at && !options_shares(o),                                    \

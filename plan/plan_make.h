@@ -177,6 +177,7 @@ static inline void plan_states(Plan *p) {
     p->store.rates[RATE_EMBEDDING] = (float)o->lr_embedding;
     p->store.rates[RATE_HEAD] = (float)o->lr_head;
     p->store.rates[RATE_VECTORS] = (float)o->lr_vectors;
+    p->store.rates[RATE_BALANCE] = o->moe_balance == BALANCE_BIAS ? 0.001f : 0;
     p->store.world.all.channel = m->world.all.channel;
     p->store.world.partition.channel = m->world.partition.channel;
     p->store.world.node.channel = m->world.node.channel;
@@ -188,38 +189,73 @@ static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
     samples[1] = p->most_samples;
     return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
 }
+// Refuses what is not done for blocks with experts, by name.
+static inline void plan_check_experts(const Plan *p) {
+    const Config *c = p->config;
+    const Options *o = &c->options;
+    double peak;
+    const char *with = o->cyclic       ? "--cyclic"
+                       : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
+                       : optimizers[o->optimizer].cut == CUT_MATRICES
+                           ? text_of("--optimizer %s", optimizers[o->optimizer].name).at
+                       : o->zero_quantized_weights          ? "--zero-quantized-weights"
+                       : o->zero_quantized_gradients        ? "--zero-quantized-gradients"
+                       : o->zero_hpz_partition_size > 1     ? "--zero-hpz-partition-size"
+                       : *ops_device(&peak) && !*o->cluster ? "a GPU"
+                                                            : NULL;
+    if (!p->model.config.experts) {
+        with = o->moe_balance             ? "--moe-balance"
+               : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
+               : o->expert_parallel > 1   ? "--expert-parallel"
+                                          : NULL;
+        if (!with) { return; }
+        die(EXIT_INPUT, "give --model a key such as experts=8, or leave the flag out",
+            "%s: the model has no experts", with);
+    }
+    if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
+}
 // Refuses what is not done for blocks with messages inside, by name.
 static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Config *c = p->config;
     const Options *o = &c->options;
     const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
-    const char *with = o->cyclic                               ? "--cyclic"
-                       : c->privacy.on                         ? "--dp-noise (or --dp-epsilon)"
-                       : p->pipeline.recompute                 ? "--recompute block"
-                       : p->shape.generates                    ? "--prompt or --sample-every"
-                       : program->ranks < p->machine->ranks->n ? "--cluster"
-                                                               : NULL;
+    const char *with = o->cyclic               ? "--cyclic"
+                       : c->privacy.on         ? "--dp-noise (or --dp-epsilon)"
+                       : p->model.arch->experts && share_is(p->model.share) &&
+                               p->pipeline.placement.stages > 1
+                           ? "--share and --pipeline"
+                       : p->shape.generates    ? "--prompt or --sample-every"
+                       : program->ranks < p->machine->ranks->n && !p->model.arch->experts
+                           ? "--cluster"
+                           : NULL;
     if (with) {
-        die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks: not with %s",
-            p->model.arch->name, with);
+        die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks%s: not with %s",
+            p->model.arch->name, p->model.arch->experts ? " (--expert-parallel)" : "", with);
     }
+    if (program->ranks < p->machine->ranks->n) { return; } // one rank stands for all
     for (int i = 0; i < mine->count; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
-        const Group *all = &p->store.rows[a->storage].owners->all;
+        const bool parts = !p->model.arch->experts; // which are equal
+        const Group *all =
+            parts ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
         int64_t equal = 0;
-        for (int r = 0; r < program->ranks; r++) {
-            for (int k = 0; k < program->rank[r].count; k++) {
-                const Action *b = &program->rank[r].actions[k];
-                equal += b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
-                         b->part == a->part && b->rows == a->rows;
+        for (int member = 0; member < all->n; member++) {
+            const Schedule *other = &program->rank[all->ranks[member]];
+            bool found = false;
+            for (int k = 0; k < other->count && !found; k++) {
+                const Action *b = &other->actions[k];
+                found = b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
+                        b->part == a->part && (parts ? b->rows == a->rows : b->rows > 0);
             }
+            equal += found;
         }
-        if (equal != all->n || a->rows * p->shape.T % all->n) {
+        if (equal != all->n || (parts && a->rows * p->shape.T % all->n)) {
             die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
-                "arch=%s: the %d ranks of a block must have equally many tokens, which they "
-                "exchange in equal parts",
-                p->model.arch->name, all->n);
+                "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name,
+                all->n,
+                parts ? "they must have equally many tokens, a multiple of their number"
+                      : "each must have samples of its own in all micro-batches");
         }
     }
 }
@@ -278,9 +314,12 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     Plan *p = new_array(Plan, 1, "the plan");
     p->config = config;
     p->machine = machine;
-    p->model = spec->model;
-    p->dtype = spec->dtype;
     p->pipeline = config->pipeline;
+    p->model = spec->model;
+    p->model.expert_rank = max_i64(0, placement_place(&p->pipeline.placement, machine->ranks->me)) %
+                           gpt_expert_ranks(&p->model.config);
+    p->dtype = spec->dtype;
+    plan_check_experts(p);
     plan_micro_batches(p);
     plan_clipping(p);
     plan_states(p);

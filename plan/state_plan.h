@@ -21,6 +21,7 @@ static inline StatePlan state_plan(const GptModel *m, const Group *ranks,
                                    MixedPrecision precision, const Optimizer *optimizer) {
     StatePlan s = store_plan(m, ranks, placement, policy, precision, optimizer);
     if (s.steps_overlap) { cyclic_fill_routes(&s); }
+    store_find_expert_ranks(&s);
     store_find_owners(&s);
     offload_fill(&s);
     zero_check_partition(&s);

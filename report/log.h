@@ -110,6 +110,8 @@ typedef struct {
     int64_t step;
     bool last; // of this run: its end, or where it is stopped
     double loss, norm, lr, seconds, tokens, mfu, tflops, joules; // joules: since the start
+    // of experts, if the model has any: the largest load in mean loads, and the loads' entropy
+    double load_most, load_entropy;
     // [samples] windows that the step used; NULL: not to be shown
     const int64_t *windows;
     int64_t samples;
@@ -225,12 +227,16 @@ static inline void report_step(const StepFacts *f, Log *log) {
                           : "tflops? %.3g TFLOP/s",
          f->tflops},
         {"joules", f->joules},
+        {"expert_load_max", f->load_most},
+        {"expert_load_entropy", f->load_entropy},
+        {"expert_tokens_dropped", 0},
     };
+    const int count = LENGTH_OF(rows) - (isfinite(f->load_most) ? 0 : 3);
     progress_print_time(&log->bar, f);
     progress_measure(&log->bar, f);
     if (!progress_is_due(&log->bar, f)) { return; }
-    progress_step(&log->bar, f, rows, LENGTH_OF(rows));
-    TextBuffer line = log_values(log, "step", f->step, rows, LENGTH_OF(rows));
+    progress_step(&log->bar, f, rows, count);
+    TextBuffer line = log_values(log, "step", f->step, rows, count);
     for (int64_t i = 0; f->windows && i < f->samples; i++) {
         text_add(&line, "%s%" PRId64, i ? "," : ",\"samples\":[", f->windows[i]);
     }

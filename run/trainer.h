@@ -261,6 +261,7 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
                            .flops = gpt_step_flops(&plan->model, tokens, T),
                            .peak = plan->machine->rates.peak_flops_per_s,
                            .ranks = r->comm->ranks};
+    const LoadFigures loads = expert_loads_figures(&r->executor.loads);
     const StepFacts facts = {
         .step = step->step,
         .last = step->step == r->progress.step && (step->step == r->end || r->stopping),
@@ -271,6 +272,8 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .tokens = tokens,
         .mfu = mfu_of(work.flops, seconds, work.peak * work.ranks),
         .tflops = tflops_of(&work, seconds),
+        .load_most = loads.most,
+        .load_entropy = loads.entropy,
         .joules = shown ? energy_joules(&j->energy) : nobody,
         .windows = shown ? step->windows : NULL,
         .samples = step->samples,
@@ -345,13 +348,22 @@ static inline int64_t step_targets(const Run *r, int ahead) {
 // Returns the pass of that step.
 static inline Pass make_pass(Run *r, int ahead) {
     const int64_t samples = r->plan->config->samples, targets = step_targets(r, ahead);
+    const GptConfig *c = &r->plan->model.config;
+    const Options *o = run_options(r);
+    const double tokens = (double)(samples * r->plan->shape.T),
+                 of_group = (double)c->experts / (double)gpt_groups(c);
     const Pass pass = {
         .data = &r->data->train,
         .first_sample = r->progress.position + ahead * samples,
         .samples = samples,
         .sample_losses = r->executor.losses,
         .scale = (float)(1.0 / (double)max_i64(targets, 1)),
+        .aux = o->moe_balance == BALANCE_AUX
+                   ? (float)(o->moe_aux_coefficient * of_group / tokens)
+                   : 0,
+        .z = (float)(o->moe_z_coefficient / tokens),
         .training = true,
+        .counts = true,
         .host_row = ((r->progress.step + ahead) & 1) * r->executor.host_rows,
     };
     return pass;
@@ -456,7 +468,10 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     const OptimizerStep delayed = make_update(o, rates, r->progress.pending_norm);
     StepResult result = {};
     int at = 0;
+    expert_loads_clear(&r->executor.loads);
+    if (pass->aux > 0) { executor_look_at_loads(&r->executor, &r->plan->evaluation, pass); }
     executor_run(&r->executor, schedule, &at, pass, &delayed, r->progress.step, &result.norm);
+    if (r->executor.loads.experts) { expert_loads_sum(&r->executor.loads, r->comm); }
     const double look = seconds_now();
     r->stopping = asked_to_stop(r->stop_file);
     r->journal.spent.report_s += seconds_now() - look;

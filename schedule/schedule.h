@@ -233,7 +233,7 @@ static inline void schedule_lower_parts(Program *p) {
         for (int i = 0; i < p->rank[r].count; i++) {
             Action a = p->rank[r].actions[i], message = a;
             const bool block = a.unit > 0 && a.unit < p->map.units - 1,
-                       forward = a.kind == ACT_FORWARD,
+                       forward = a.kind == ACT_FORWARD || a.kind == ACT_RECOMPUTE,
                        cut = block && (forward || a.kind == ACT_BACKWARD_INPUT);
             message.kind = forward ? ACT_EXCHANGE : ACT_EXCHANGE_BACK;
             for (int k = 0; k < (cut ? p->map.parts : 1); k++) {

@@ -185,7 +185,7 @@ static inline void store_wait_all(Store *s) {
     for (int i = 0; i < MOVING_PIECES && s->plan.policy.offload; i++) {
         ops_wait(&s->memory.offload_buffer[i].link);
     }
-    for (int i = 0; i < SHARED_SLOTS && s->plan.policy.offload; i++) {
+    for (int i = 0; i < ALL_SLOTS && s->plan.policy.offload; i++) {
         ops_wait(&s->memory.param_link[i]);
     }
     if (s->memory.disk) { disk_wait_all(s->memory.disk); }

@@ -125,7 +125,8 @@ typedef struct {
     Group all, partition, node, across;
     int64_t *each; // [all.n + 1] bounds of one element of each member
     Slices slices[SLICE_KINDS];
-    int blocks; // of the storages, those of blocks that may share slots
+    // of the storages, those of blocks that may share slots: without experts, of experts
+    int blocks[2];
 } ProcessGroup;
 
 static inline ProcessGroup process_group_make(const Group *ranks, const int *list, int n,

@@ -74,7 +74,8 @@ typedef struct {
     const Optimizer *optimizer;
     ProcessGroup *groups; // [group_count] owners of storages; those of several may be the same
     int group_count;
-    ProcessGroup world; // all ranks
+    ProcessGroup world;        // all ranks
+    ProcessGroup expert_ranks; // that exchange rows of experts; no ranks: none do
     Bucket *buckets;
     int bucket_count;
     size_t exchange_bytes;
@@ -89,7 +90,7 @@ typedef struct {
     StoreNoise noise;                                       // of a private run
     bool stochastic;         // stochastic rounding of bf16 parameters
     uint64_t seed;           // of stochastic rounding
-    float rates[RATE_KINDS]; // learning rates of tensors, as factors
+    float rates[RATE_KINDS]; // learning rates of tensors, as factors; of biases that balance: all
 } StatePlan;
 
 // Bytes copied between host and device.
@@ -217,6 +218,42 @@ static inline ProcessGroup *store_group_of(StatePlan *s, const int *ranks, int n
     }
     return &s->groups[k];
 }
+// Returns the place of a rank among the ranks of its stage; -1: it is in none.
+static inline int placement_place(const Placement *p, int rank) {
+    for (int s = 0; s < p->stages; s++) {
+        for (int i = 0; i < p->stage[s].replicas; i++) {
+            if (p->stage[s].ranks[i] == rank) { return i; }
+        }
+    }
+    return -1;
+}
+// Keeps those of n ranks that have the same experts as this one: neighbours have different ones.
+static inline int store_keep_expert_ranks(const StatePlan *s, int *ranks, int n) {
+    const int divided = (int)gpt_expert_ranks(&s->model->config),
+              mine = placement_place(s->placement, s->ranks->me) % divided;
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (placement_place(s->placement, ranks[i]) % divided == mine) { ranks[kept++] = ranks[i]; }
+    }
+    return kept;
+}
+// Finds the ranks that exchange rows of experts with this one, itself among them.
+static inline void store_find_expert_ranks(StatePlan *s) {
+    const Placement *p = s->placement;
+    const int divided = (int)gpt_expert_ranks(&s->model->config), me = s->ranks->me,
+              first = placement_place(p, me) / divided * divided;
+    const Stage *stage = &p->stage[placement_stage_of_rank(p, me)];
+    if (divided == 1) { return; }
+    for (int i = 0; i < p->stages; i++) {
+        if (p->stage[i].replicas % divided == 0) { continue; }
+        die(EXIT_INPUT, "give a number that divides them",
+            "--expert-parallel %d: a stage has %d ranks", divided, p->stage[i].replicas);
+    }
+    int *ranks = new_array(int, divided, "ranks of experts");
+    for (int i = 0; i < divided; i++) { ranks[i] = stage->ranks[first + i]; }
+    s->expert_ranks = process_group_make(s->ranks, ranks, divided, 1);
+    free(ranks);
+}
 // Finds the ranks that own each storage: those of all stages that use it. Where steps overlap, it
 // has one owner (cyclic_routes.h).
 static inline void store_find_owners(StatePlan *s) {
@@ -233,9 +270,11 @@ static inline void store_find_owners(StatePlan *s) {
         row->tied = stages > 1 || (share_alternates(m->share) && block);
         row->turns = block && !row->tied;
         ranks[0] = row->p2p.owner;
-        const int n = s->steps_overlap ? 1 : placement_list_ranks(p, used, ranks);
+        int n = s->steps_overlap ? 1 : placement_list_ranks(p, used, ranks);
+        row->experts = gpt_storage_class(m, i) == STORAGE_EXPERTS;
+        if (row->experts) { n = store_keep_expert_ranks(s, ranks, n); }
         ProcessGroup *owners = store_group_of(s, ranks, n);
-        owners->blocks += row->turns;
+        owners->blocks[row->experts] += row->turns;
         row->owners = owners;
         for (int k = 0; k < SLICE_KINDS; k++) {
             row->slices[k] = owners->slices[k].of_class[gpt_storage_class(m, i)];
@@ -261,7 +300,7 @@ static inline StatePlan store_plan(const GptModel *m, const Group *ranks,
         .buckets = new_array(Bucket, m->storages, "buckets"),
         .rows = new_array(StorageRow, m->storages, "states"),
     };
-    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = 1; }
+    for (int k = 0; k < RATE_KINDS; k++) { s.rates[k] = k != RATE_BALANCE; }
     return s;
 }
 
@@ -559,6 +598,7 @@ static inline void store_plan_free(StatePlan *s) {
     free_all(s->groups, s->rows[0].p2p.places); // (cyclic_routes.h: the first row has all of them)
     free_all(s->buckets, s->rows);
     process_group_free(&s->world);
+    process_group_free(&s->expert_ranks);
     memset(s, 0, sizeof *s);
 }
 

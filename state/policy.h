@@ -13,6 +13,7 @@
 enum {
     NORM_CHUNK = 256,
     SHARED_SLOTS = 2,   // slots of blocks: one is in use while the data of the other travel
+    ALL_SLOTS = 4,      // the same of their experts, behind these
     BORROWED_SLOTS = 2, // slots of stages for borrowed parameters, used in the same way
 };
 

@@ -98,10 +98,10 @@ typedef struct {
     Disk *disk; // NULL: nothing is on a disk
     // file of the disk. The caller sets it before store_allocate(), and frees it
     DiskFile *file;
-    Stream param_link[SHARED_SLOTS]; // copies parameters from the host into each shared slot
-    ExactSum *squares;               // of the gradient's norm, on the device
-    ExactSum *squares_read;          // copy of squares in host memory, which the device writes
-    ExactSum *sums;                  // [ranks] squares of each rank
+    Stream param_link[ALL_SLOTS]; // copies parameters from the host into each shared slot
+    ExactSum *squares;            // of the gradient's norm, on the device
+    ExactSum *squares_read;       // copy of squares in host memory, which the device writes
+    ExactSum *sums;               // [ranks] squares of each rank
 } StateMemory;
 
 // What is in flight: how far each storage is, the messages and copies that have begun, and counts.
@@ -115,7 +115,7 @@ typedef struct {
     bool in_deferred;                // a deferred operation is running (p2p.h)
     bool *head_begun;                // p2p: [heads] a gradient of wte has begun in this buffer
     CommRequest *head_coming;        // p2p: [heads] receives the head's part of it
-    int occupant[SHARED_SLOTS];      // storage whose gradient last used the shared slot
+    int occupant[ALL_SLOTS];         // storage whose gradient last used the shared slot
     BucketExchange exchange[EXCHANGES];
     int64_t exchanges; // exchanges started so far
     bool pending;      // delayed updates: the host has the gradient of the previous step
@@ -220,7 +220,7 @@ static inline void store_allocate_offload(Store *s) {
             s->memory.offload_buffers.base + (size_t)i * s->plan.offload_buffer_bytes;
         ops_link_open(&s->memory.offload_buffer[i].link, s->memory.stream);
     }
-    for (int i = 0; i < SHARED_SLOTS && s->plan.policy.offload; i++) {
+    for (int i = 0; i < ALL_SLOTS && s->plan.policy.offload; i++) {
         ops_link_open(&s->memory.param_link[i], s->memory.stream);
     }
     if (store_disk_bytes(&s->plan)) {
@@ -282,7 +282,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
         (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->memory.squares, "the gradient's norm");
     s->memory.squares_read =
         (ExactSum *)memory_take_host(sizeof *s->memory.squares_read, "the gradient's norm");
-    for (int k = 0; k < SHARED_SLOTS; k++) { s->flight.occupant[k] = -1; }
+    for (int k = 0; k < ALL_SLOTS; k++) { s->flight.occupant[k] = -1; }
     if (!s->plan.steps_overlap) { return; }
     s->flight.head_begun = new_array(bool, s->plan.p2p.heads, "store");
     s->flight.head_coming = new_array(CommRequest, s->plan.p2p.heads, "store");
@@ -323,7 +323,7 @@ static inline void store_free(Store *s) {
         buffer_free(&s->plan.host[kind], &m->host[kind]);
     }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&m->offload_buffer[i].link); }
-    for (int i = 0; i < SHARED_SLOTS; i++) { ops_link_close(&m->param_link[i]); }
+    for (int i = 0; i < ALL_SLOTS; i++) { ops_link_close(&m->param_link[i]); }
     if (m->disk) { disk_close(m->disk); }
     buffer_free(&s->plan.disk_buffers, &m->disk_buffers);
     ops_free_host(m->squares_read);

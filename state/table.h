@@ -70,6 +70,7 @@ typedef struct {
 typedef struct {
     bool tied;  // several stages use it, or blocks that alternate with others: reduced last
     bool turns; // it is a block that may share slots with others; tied storages do not
+    bool experts;
     const ProcessGroup *owners;
     const int64_t *slices[SLICE_KINDS]; // [owners + 1] their bounds among its owners
     // zero.h
@@ -165,13 +166,13 @@ static inline bool state_stays_full(const StateBuffer *b, const State *x) {
 // Places the slots behind all slices, those that blocks share first. rows: [storages]
 static inline void buffer_plan_slots(StateBuffer *b, StorageRow *rows, int storages, StateKind kind,
                                      int64_t at) {
-    for (int slot = 0; slot <= SHARED_SLOTS; slot++) {
+    for (int slot = 0; slot <= ALL_SLOTS; slot++) {
         int64_t place = -1; // offset of the shared slot
         for (int i = 0; i < storages; i++) {
             State *x = &rows[i].states[kind];
             if (!row_holds(&rows[i]) || x->whole >= 0) { continue; }
-            if (slot < SHARED_SLOTS && x->slot != slot) { continue; }
-            if (slot == SHARED_SLOTS || place < 0) {
+            if (slot < ALL_SLOTS && x->slot != slot) { continue; }
+            if (slot == ALL_SLOTS || place < 0) {
                 place = round_up(at, 64);
                 at = place + buffer_full_padded(b, &rows[i]);
             }

@@ -280,6 +280,7 @@ static const struct {
 #define OPTIMIZER_KERNELS(NAME, COUNT, CUT, DIRECTIONS, ...)                                       \
     {.update = {ops_##NAME, ops_##NAME##_host}, .direct = (DIRECTIONS)},
     OPTIMIZER_TABLE(OPTIMIZER_KERNELS)};
+static OptimizerKernel *const balance_kernels[2] = {ops_balance, ops_balance_host};
 // Does the storage's update need whole matrices?
 static inline bool store_has_matrices(const StatePlan *s, int storage) {
     return s->matrices.count && gpt_storage_is_block(s->model, storage);
@@ -305,7 +306,9 @@ static inline void store_update_elements(Store *s, int storage, const UpdatePlac
     for (int k = 0; k < optimizer->moments; k++) {
         u.moment[k] = (float *)(void *)(p->at[STATE_MOMENT + k] + at * word);
     }
-    optimizer_kernels[optimizer - optimizers].update[p->cpu_update](s->memory.stream, u, o);
+    OptimizerKernel *const *kernels =
+        o.balances ? balance_kernels : optimizer_kernels[optimizer - optimizers].update;
+    kernels[p->cpu_update](s->memory.stream, u, o);
 }
 // Updates the elements of `p`, with `version` as the optimizer's step number. Weight decay applies
 // to 2-D tensors only.
@@ -320,8 +323,9 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
                       count =
                           min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
+        o.balances = parts[i].rate == RATE_BALANCE;
         o.weight_decay = parts[i].decays ? decay : 0.0f;
-        o.lr = rate * s->plan.rates[parts[i].rate];
+        o.lr = (o.balances ? 1 : rate) * s->plan.rates[parts[i].rate];
         o.rounding = store_rounding(s, storage, begin);
         store_update_elements(s, storage, p, begin - p->first, count, o);
     }

@@ -89,7 +89,7 @@ def tensors_of(case):
     sizes = {field: base[key] for field, key in FIELDS.items()}
     config = modern.Config(case["type"], **sizes, tie=base["tie_word_embeddings"])
     values = modern.initial(config, case["type"], DEVIATIONS)
-    return {modern.file_name(key): value.astype("<f4") for key, value in values.items()}
+    return {modern.file_name(key, config): value.astype("<f4") for key, value in values.items()}
 
 
 # ------------------------------------------------------------------------------------------------

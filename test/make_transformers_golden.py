@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Golden numbers of Llama, Qwen2 and Qwen3 by huggingface/transformers, and of nanochat's block by
-plain PyTorch, in fp32 on a CPU.
+"""Golden numbers of Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE by huggingface/transformers, and of
+nanochat's block by plain PyTorch, in fp32 on a CPU.
 
     python3 test/make_transformers_golden.py    writes test/golden/modern_*.json; needs torch,
-                                                transformers and numpy
+                                                transformers and numpy; NAME ...: these alone
 
 A model begins with the weights of reference_modern.initial(config, seed), a formula, and makes ten
 steps of AdamW on test/golden/gpt_tiny_tokens.bin: sample g is tokens (g T + 0 .. T) mod n, step k
 takes samples S k .. S k + S - 1; T = 20, S = 3. lr 1e-3, betas 0.9 and 0.95, eps 1e-8, decay 0.1 on
-2-D tensors only, gradients clipped at norm 1. transformers reads each model from a folder that
-reference_modern.write_folder wrote, and computes attention by its "eager" path. nanochat's block is
-written here, with the formulas of Nano's docstring. Its logits are compared with those of
-transformers' model of nanochat, which differs in the factor 1.2 and in the sense of rotation
-(check_nano).
+matrices only, gradients clipped at norm 1. transformers reads each model from a folder that
+reference_modern.write_folder wrote, and computes attention and experts by its "eager" path.
+nanochat's block is written here, with the formulas of Nano's docstring. Its logits are compared
+with those of transformers' model of nanochat, which differs in the factor 1.2 and in the sense of
+rotation (check_nano).
 
 A file has: versions; config (the fields of reference_modern.Config), seed, deviations;
 losses and norms of the ten steps (before clipping); logits before the first step, at POSITIONS of
 sample 0; greedy: GREEDY tokens after prompts, before the first step; gradients of the first step,
 and weights after the last: of each tensor its norm and some elements, number i of them at index
-i n / count.
+i n / count. Tensors of experts, of which transformers' parameters have all in one, are those of its
+files: each expert's. No choice of an expert is near another one (CLEAR_CHOICE).
 """
 
 import json
@@ -41,6 +42,7 @@ POSITIONS = 0, 7, 19
 PROMPTS = [5], [17, 80, 3], [100, 0, 42, 42, 9, 61]
 GRADIENT_ELEMENTS, WEIGHT_ELEMENTS = 16, 64
 CLEAR = 2e-4  # a greedy choice is as far above the next one
+CLEAR_CHOICE = 2e-5  # p of the last expert that is chosen, as a part of it, above the next one
 
 # The norms' eps are larger than those of real models, so that they show. qwen2 has a small theta:
 # where keys do not turn, the gradient of their bias is nothing but rounding, which AdamW enlarges.
@@ -119,7 +121,56 @@ CASES = {
         theta=1e5,
         eps=1e-6,
     ),
+    "mixtral": modern.Config(
+        "llama",
+        layers=2,
+        heads=6,
+        kv_heads=3,
+        head_dim=8,
+        channels=40,
+        ffn=0,
+        vocab=101,
+        theta=1e6,
+        eps=1e-3,
+        experts=5,
+        top_k=3,
+        expert_ffn=27,
+    ),
+    "mixtral_tied": modern.Config(
+        "llama",
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=10,
+        channels=36,
+        ffn=0,
+        vocab=101,
+        theta=1e4,
+        eps=1e-4,
+        tie=True,
+        experts=3,
+        top_k=1,
+        expert_ffn=44,
+    ),
+    "qwen3_moe": modern.Config(
+        "qwen3",
+        layers=2,
+        heads=4,
+        kv_heads=1,
+        head_dim=12,
+        channels=40,
+        ffn=0,
+        vocab=101,
+        theta=1e4,
+        eps=4e-3,
+        experts=6,
+        top_k=2,
+        expert_ffn=21,
+    ),
 }
+# Of AdamW, where it is not 1e-8. With one expert for a token its weight is 1, and the gradient of
+# the router nothing but rounding.
+EPS = {"mixtral_tied": 1e-5}
 # So that the eps of the heads' norms and the soft cap show
 DEVIATIONS = {"nano": {"q": 0.01, "k": 0.01, "head": 1.0}}
 
@@ -182,7 +233,11 @@ class Transformers(torch.nn.Module):
     def __init__(self, folder):
         super().__init__()
         self.model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+            folder,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
         )
         wrong = "missing_keys", "unexpected_keys", "mismatched_keys"
         assert not any(info[key] for key in wrong), info
@@ -256,14 +311,47 @@ def continuations(model):
     return found
 
 
-def train(model, tokens):
+def apart(tensors, config):
+    """With a tensor for each matrix of each expert, named as in files."""
+    found = {}
+    for name, value in tensors.items():
+        start, is_expert, kind = name.partition("mlp.experts.")
+        if not config.experts or not is_expert:
+            router = modern.EXPERT_NAMES.get(config.arch, {}).get("router")
+            found[name.replace("mlp.gate.weight", router) if config.experts else name] = value
+            continue
+        names = modern.EXPERT_NAMES[config.arch]
+        for e, matrix in enumerate(value):
+            parts = {"down": matrix}
+            if kind == "gate_up_proj":
+                parts = dict(zip(("gate", "up"), matrix.chunk(2)))
+            found.update({start + names[part] % e: value for part, value in parts.items()})
+    return found
+
+
+def check_choices(model, config):
+    """Stops where p of an expert that is chosen is hardly more than that of one that is not."""
+
+    def check(module, inputs, outputs):
+        p = outputs[0].double().softmax(-1).sort(-1, descending=True).values
+        last, after = p[:, config.top_k - 1], p[:, config.top_k]
+        gap = ((last - after) / last).min()
+        assert gap > CLEAR_CHOICE, f"the choice of an expert is not clear: {gap}"
+
+    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    assert len(routers) == (config.layers if config.experts else 0), routers
+    for router in routers:
+        router.register_forward_hook(check)
+
+
+def train(model, config, tokens, eps):
     parameters = dict(model.named_parameters())
     groups = [
-        {"params": [p for p in parameters.values() if p.ndim == 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters.values() if p.ndim != 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=eps)
     found = {"losses": [], "norms": []}
     for k in range(STEPS):
         x, y = batch(tokens, k)
@@ -274,13 +362,16 @@ def train(model, tokens):
         found["losses"] += numbers([loss.item()])
         found["norms"] += numbers([norm])
         if k == 0:
+            gradients = apart({name: p.grad for name, p in parameters.items()}, config)
             found["gradients"] = {
-                name: some(p.grad, GRADIENT_ELEMENTS) for name, p in parameters.items()
+                name: some(value, GRADIENT_ELEMENTS) for name, value in gradients.items()
             }
         for p in parameters.values():  # clip_grad_norm_ would add 1e-6 to the norm
             p.grad *= min(1.0, 1.0 / norm)
         optimizer.step()
-    found["weights"] = {name: some(p, WEIGHT_ELEMENTS) for name, p in parameters.items()}
+    found["weights"] = {
+        name: some(p, WEIGHT_ELEMENTS) for name, p in apart(parameters, config).items()
+    }
     return found
 
 
@@ -288,7 +379,8 @@ def make(name, config):
     deviations = DEVIATIONS.get(name, {})
     parameters = modern.initial(config, name, deviations.items())
     tensors = {
-        modern.file_name(key): torch.from_numpy(value).float() for key, value in parameters.items()
+        modern.file_name(key, config): torch.from_numpy(value).float()
+        for key, value in parameters.items()
     }
     tokens = stream()
     if config.arch == "nano":
@@ -298,19 +390,21 @@ def make(name, config):
     else:
         with tempfile.TemporaryDirectory() as folder:
             model = Transformers(modern.write_folder(folder, config, parameters))
-        assert type(model.model).__name__ == modern.TYPES[config.arch][1]
+        assert type(model.model).__name__ == config.types[1]
+        check_choices(model, config)
     with torch.no_grad():
         logits = model.logits(batch(tokens, 0)[0])[0]
         found = {
             "logits": {str(t): numbers(logits[t]) for t in POSITIONS},
             "greedy": continuations(model),
         }
-    found.update(train(model, tokens))
+    found.update(train(model, config, tokens, EPS.get(name, 1e-8)))
     found = {
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "config": config._asdict(),
+        "config": config.given(),
         "seed": name,
         "deviations": deviations,
+        **({"eps": EPS[name]} if name in EPS else {}),
         **found,
     }
     norms = found["norms"]
@@ -336,8 +430,8 @@ def compact(text):
 def main():
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)  # one order of summation, so the same bytes each time
-    for name, config in CASES.items():
-        make(name, config)
+    for name in sys.argv[1:] or CASES:
+        make(name, CASES[name])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""reference_modern.py: Llama, Qwen2, Qwen3 and nanochat's block, a second time: numpy in fp64, slow
-and obvious.
+"""reference_modern.py: Llama, Qwen2, Qwen3, Mixtral, Qwen3-MoE and nanochat's block, a second time:
+numpy in fp64, slow and obvious.
 
 The formulas are those of the papers and of huggingface/transformers, not of the program. What a run
 does with them (samples, rates, clipping, optimizers, cyclic versions, sharing, private steps) is
@@ -7,7 +7,8 @@ reference.py's Run. test_modern.py compares both with the numbers of transformer
 (make_transformers_golden.py), and the program with both.
 
 Parameters are a dictionary: (storage, tensor) -> array, as in reference.py. A storage is "wte", the
-number of a block, "lnf", or "head" where the classifier has a table of its own.
+number of a block, "lnf", or "head" where the classifier has a table of its own. Of experts each
+matrix has its own: "gate.3" is that of expert 3.
 """
 
 import json
@@ -41,6 +42,21 @@ BLOCK_NAMES = {
     "fc": "mlp.fc_proj.weight",
     "fcproj": "mlp.down_proj.weight",
 }
+# The same of blocks with experts; %s: the expert
+EXPERT_NAMES = {
+    "llama": {
+        "router": "block_sparse_moe.gate.weight",
+        "gate": "block_sparse_moe.experts.%s.w1.weight",
+        "up": "block_sparse_moe.experts.%s.w3.weight",
+        "down": "block_sparse_moe.experts.%s.w2.weight",
+    },
+    "qwen3": {
+        "router": "mlp.gate.weight",
+        "gate": "mlp.experts.%s.gate_proj.weight",
+        "up": "mlp.experts.%s.up_proj.weight",
+        "down": "mlp.experts.%s.down_proj.weight",
+    },
+}
 OTHER_NAMES = {
     "wte": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -52,6 +68,10 @@ TYPES = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "nano": ("train_gpt_nano", "NanoForCausalLM"),
+}
+TYPES_WITH_EXPERTS = {
+    "llama": ("mixtral", "MixtralForCausalLM"),
+    "qwen3": ("qwen3_moe", "Qwen3MoeForCausalLM"),
 }
 NANO_QK_SCALE, NANO_SOFTCAP = 1.2, 15
 
@@ -71,6 +91,27 @@ class Config(typing.NamedTuple):
     # (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) or None
     scaling: typing.Optional[tuple] = None
     positions: int = 128
+    # Experts in place of the MLP (0: none). A token goes to the top_k of all, or of each of so many
+    # groups of equal size.
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    prototypes: int = 0
+
+    @property
+    def groups(self):
+        return max(1, self.prototypes)
+
+    @property
+    def types(self):
+        """In config.json: model_type, architectures. Experts in groups are this project's own."""
+        model_type, name = (TYPES_WITH_EXPERTS if self.experts else TYPES)[self.arch]
+        return ("train_gpt_" if self.prototypes > 1 else "") + model_type, name
+
+    def given(self):
+        """The fields, without those of experts where there are none."""
+        own = "experts", "top_k", "expert_ffn", "prototypes"
+        return {k: v for k, v in self._asdict().items() if v or k not in own}
 
     def blocks(self):
         """Name -> shape of a block's tensors."""
@@ -84,7 +125,13 @@ class Config(typing.NamedTuple):
         if self.arch == "nano":
             return {**matrices, "fc": (F, C), "fcproj": (C, F)}
         shapes = {"norm1": (C,), **matrices, "norm2": (C,)}
-        shapes.update({"gate": (F, C), "up": (F, C), "down": (C, F)})
+        if not self.experts:
+            shapes.update({"gate": (F, C), "up": (F, C), "down": (C, F)})
+        else:
+            F = self.expert_ffn
+            shapes["router"] = self.experts, C
+            for e in range(self.experts):
+                shapes.update({f"gate.{e}": (F, C), f"up.{e}": (F, C), f"down.{e}": (C, F)})
         if self.arch == "qwen2":
             shapes.update({"qb": (Q,), "kb": (K,), "vb": (K,)})
         if self.arch == "qwen3":
@@ -112,6 +159,10 @@ class Config(typing.NamedTuple):
         """As --model has them: not those of a scaling."""
         names = "arch layers heads kv_heads head_dim channels ffn vocab theta eps".split()
         values = {name: getattr(self, name) for name in names}
+        if self.experts:
+            del values["ffn"]
+            own = "experts", "top_k", "expert_ffn", "prototypes"
+            values.update({name: getattr(self, name) for name in own if getattr(self, name)})
         return ",".join(f"{k}={v}" for k, v in {**values, "tie": int(self.tie)}.items())
 
 
@@ -119,16 +170,18 @@ class Config(typing.NamedTuple):
 # Hugging Face folders
 
 
-def file_name(key):
+def file_name(key, config):
     storage, name = key
-    if isinstance(storage, int):
-        return f"model.layers.{storage}.{BLOCK_NAMES[name]}"
-    return OTHER_NAMES[name]
+    if not isinstance(storage, int):
+        return OTHER_NAMES[name]
+    kind, _, expert = name.partition(".")
+    own = EXPERT_NAMES[config.arch][kind] if expert or kind == "router" else BLOCK_NAMES[name]
+    return f"model.layers.{storage}.{own % expert if expert else own}"
 
 
 def config_json(config):
     """What config.json says."""
-    model_type, name = TYPES[config.arch]
+    model_type, name = config.types
     found = {
         "architectures": [name],
         "model_type": model_type,
@@ -149,6 +202,15 @@ def config_json(config):
         "mlp_bias": False,
         "torch_dtype": "float32",
     }
+    if config.experts and config.arch == "qwen3":
+        found.update(num_experts=config.experts, num_experts_per_tok=config.top_k)
+        found.update(moe_intermediate_size=config.expert_ffn, norm_topk_prob=True)
+        found.update(decoder_sparse_step=1, mlp_only_layers=[])
+    elif config.experts:
+        found.update(num_local_experts=config.experts, num_experts_per_tok=config.top_k)
+        found.update(intermediate_size=config.expert_ffn, sliding_window=None)
+    if config.prototypes > 1:
+        found["prototypes"] = config.prototypes
     if config.scaling:
         names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
         found["rope_scaling"] = {"rope_type": "llama3", **dict(zip(names, config.scaling))}
@@ -176,7 +238,7 @@ def write_folder(folder, config, parameters):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config_json(config), file)
-    tensors = {file_name(key): parameters[key] for key, _ in config.tensors()}
+    tensors = {file_name(key, config): parameters[key] for key, _ in config.tensors()}
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(safetensors_bytes(tensors))
     return str(folder)
@@ -208,7 +270,7 @@ def read_folder(folder, config):
             files = sorted(set(json.load(file)["weight_map"].values()))
     for name in files:
         tensors.update(read_safetensors(os.path.join(folder, name)))
-    names = {file_name(key): (key, shape) for key, shape in config.tensors()}
+    names = {file_name(key, config): (key, shape) for key, shape in config.tensors()}
     assert sorted(names) == sorted(tensors), sorted(set(names) ^ set(tensors))
     for name, (_, shape) in names.items():
         assert tensors[name].shape == shape, (name, tensors[name].shape, shape)
@@ -406,28 +468,109 @@ def mixer_backward(p, l, dy, all_kept, g, config):
     return dn
 
 
+def gated_forward(p, l, n, expert=""):
+    gate, up = n @ p[l, "gate" + expert].T, n @ p[l, "up" + expert].T
+    active = gate * sigmoid(gate) * up
+    return active @ p[l, "down" + expert].T, (n, gate, up, active)
+
+
+def gated_backward(p, l, dy, kept, g, expert=""):
+    n, gate, up, active = kept
+    d, g[l, "down" + expert] = linear_backward(dy, active, p[l, "down" + expert])
+    s = sigmoid(gate)
+    dgate = d * up * s * (1 + gate * (1 - s))
+    dgate, g[l, "gate" + expert] = linear_backward(dgate, n, p[l, "gate" + expert])
+    dup, g[l, "up" + expert] = linear_backward(d * gate * s, n, p[l, "up" + expert])
+    return dgate + dup
+
+
 def mlp_forward(p, l, n, config):
     if config.arch == "nano":
         hidden = n @ p[l, "fc"].T
         active = np.maximum(hidden, 0) ** 2
         return active @ p[l, "fcproj"].T, (n, hidden, active)
-    gate, up = n @ p[l, "gate"].T, n @ p[l, "up"].T
-    active = gate * sigmoid(gate) * up
-    return active @ p[l, "down"].T, (n, gate, up, active)
+    return experts_forward(p, l, n, config) if config.experts else gated_forward(p, l, n)
 
 
 def mlp_backward(p, l, dy, kept, g, config):
+    if config.experts:
+        return experts_backward(p, l, dy, kept, g, config)
     if config.arch == "nano":
         n, hidden, active = kept
         d, g[l, "fcproj"] = linear_backward(dy, active, p[l, "fcproj"])
         dn, g[l, "fc"] = linear_backward(d * 2 * np.maximum(hidden, 0), n, p[l, "fc"])
         return dn
-    n, gate, up, active = kept
-    d, g[l, "down"] = linear_backward(dy, active, p[l, "down"])
-    s = sigmoid(gate)
-    dgate, g[l, "gate"] = linear_backward(d * up * s * (1 + gate * (1 - s)), n, p[l, "gate"])
-    dup, g[l, "up"] = linear_backward(d * gate * s, n, p[l, "up"])
-    return dgate + dup
+    return gated_backward(p, l, dy, kept, g)
+
+
+# ------------------------------------------------------------------------------------------------
+# Experts
+
+
+class Unclear(Exception):
+    """An expert that was chosen is hardly likelier than one that was not: rounding decides."""
+
+
+UNCLEAR = 3e-6  # between two such p, as a part of them
+
+
+def choose(share, k):
+    """(..., experts of a group): the k likeliest, the likeliest first; of equal ones the first."""
+    order = np.argsort(-share, axis=-1, kind="stable")
+    if k < share.shape[-1]:
+        last, after = (np.take_along_axis(share, order[..., i : i + 1], -1) for i in (k - 1, k))
+        if (last - after < UNCLEAR * last).any():
+            raise Unclear
+    return order[..., :k]
+
+
+def weights_of(share, chosen, config):
+    """Of each group (..., groups, experts): what its chosen experts count, 0 for the others.
+    Without prototypes they add up to 1."""
+    mask = np.zeros_like(share)
+    np.put_along_axis(mask, chosen, 1, -1)
+    total = 1 if config.prototypes > 1 else (share * mask).sum(-1, keepdims=True)
+    return share * mask / total, mask, total
+
+
+def weights_backward(dweights, kept, config):
+    """dshare"""
+    weights, mask, total = kept
+    if config.prototypes <= 1:
+        dweights = dweights - (dweights * weights).sum(-1, keepdims=True)
+    return dweights * mask / total
+
+
+def in_groups(x, config):
+    return x.reshape(*x.shape[:2], config.groups, -1)
+
+
+def expert_of(e, config):
+    """Whose matrices expert e has."""
+    return f".{e}"
+
+
+def experts_forward(p, l, n, config):
+    """Every expert works on all tokens, and counts where it was chosen."""
+    share = softmax(in_groups(n @ p[l, "router"].T, config))
+    kept = weights_of(share, choose(share, config.top_k), config)
+    weights = kept[0].reshape(*n.shape[:2], -1)
+    made = [gated_forward(p, l, n, expert_of(e, config)) for e in range(config.experts)]
+    y = sum(weights[..., e, None] * out for e, (out, _) in enumerate(made))
+    return y, (n, share, kept, made)
+
+
+def experts_backward(p, l, dy, all_kept, g, config):
+    n, share, kept, made = all_kept
+    weights, dn, dweights = kept[0].reshape(*n.shape[:2], -1), 0, []
+    for e, (out, kept_expert) in enumerate(made):
+        dweights.append((dy * out).sum(-1))
+        d = weights[..., e, None] * dy
+        dn = dn + gated_backward(p, l, d, kept_expert, g, expert_of(e, config))
+    dshare = weights_backward(in_groups(np.stack(dweights, -1), config), kept, config)
+    dlogits = share * (dshare - (dshare * share).sum(-1, keepdims=True))
+    d, g[l, "router"] = linear_backward(dlogits.reshape(weights.shape), n, p[l, "router"])
+    return dn + d
 
 
 def block_forward(p, l, x, config):

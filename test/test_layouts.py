@@ -28,6 +28,7 @@ from harness import at_once, sample, scratch, shard
 
 COUNT = 1000 if ALL else 12  # of 2000 that are drawn, these have nearly every pair
 VOCAB = 256
+WITH_EXPERTS = "gpt2", "llama", "qwen3"  # every fourth case
 LOSS_ROUNDED, NORM_ROUNDED = 4e-3, 6e-2  # with messages of 8 bits
 
 
@@ -48,7 +49,7 @@ class Drawn:
         dict(optimizer="muon", lr=1e-3, eps=1e-3),
     )
 
-    def __init__(self, draw):
+    def __init__(self, draw, number=0):
         self.draw, self.layers, self.rounds = draw, draw.randint(1, 5), False
         self.touches = False
         self.units = self.layers + 2
@@ -69,6 +70,23 @@ class Drawn:
         kinds = (self.cyclic, self.pipeline, self.whole)
         draw.choice((self.private, self.shared, self.shared, lambda: None))()
         draw.choice(kinds)()
+        if number % 4 == 3:
+            self.experts()
+
+    def experts(self):
+        """In place of the MLP, of models that can have them."""
+        draw, groups = self.draw, self.draw.choice((1, 1, 2, 3))
+        each = draw.randint(1, 4)
+        arch = draw.choice([a for a in harness.ARCHITECTURES if a.startswith(WITH_EXPERTS)])
+        _, shape = self.same["model"].split(",layers=")
+        self.same["model"] = (
+            f"arch={arch},layers={shape},experts={groups * each},prototypes={groups},"
+            f"top_k={draw.randint(1, each)},expert_ffn={draw.randint(3, 20)}"
+        )
+        self.same.update(moe_balance=draw.choice(("none", "bias", "aux")))
+        self.same.update(moe_z_coefficient=draw.choice((None, 0.01)))
+        if draw.randrange(2):
+            self.layout["expert_parallel"] = draw.choice((1, 2, 3, 4))
 
     def private(self):
         style = self.draw.choice(("unit", "flat"))
@@ -153,7 +171,7 @@ class Choice:
     a refused case counts less, the more often the less."""
 
     def __init__(self, draw, count):
-        cases = [Drawn(draw) for _ in range(count)]
+        cases = [Drawn(draw, number) for number in range(count)]
         self.pairs = {case: case.pairs() for case in cases}  # of what has not run
         self.all = {pair for pairs in self.pairs.values() for pair in pairs}
         self.refusals, self.had, self.taken = collections.Counter(), set(), 0

@@ -59,7 +59,8 @@ enum {
     ORTHOGONAL_END,
     COMBINE,
     SYMMETRIC,
-    ORTHOGONALISE
+    ORTHOGONALISE,
+    MIXTURE // the last: only the CPU has it
 };
 enum { INPUTS = 4 };
 typedef struct {
@@ -67,7 +68,8 @@ typedef struct {
     int64_t rows, T, C, other; // other: OC, NH or V; for flat operations rows is n
     int variant;               // what the operation makes of it, see there
     int threads;
-    int64_t kv_heads, D; // of attention; 0: NH heads of C / NH channels
+    // of attention; 0: NH heads of C / NH channels. Of MIXTURE: groups of experts; OC
+    int64_t kv_heads, D;
 } Case;
 
 static const Case cases[] = {
@@ -397,6 +399,19 @@ static const Case cases[] = {
     {ORTHOGONALISE, 64, 1, 3, 0, 1, 2},
     {ORTHOGONALISE, 2, 1, 50, 0, 2, 2},
     {ORTHOGONALISE, 2, 1, 50, 0, 5, 2},
+#ifdef OPS_CPU_H
+    // N = rows T, C, experts, top_k (+ 8: all tokens go to the last experts of each group, none to
+    // the first; + 16: no other loss), groups, OC
+    {MIXTURE, 1, 1, 1, 1, 1, 1, 1, 1},
+    {MIXTURE, 2, 7, 19, 5, 2, 2, 1, 13},
+    {MIXTURE, 3, 11, 40, 8, 3 + 16, 3, 1, 24},
+    {MIXTURE, 2, 9, 16, 6, 1, 2, 3, 10},
+    {MIXTURE, 2, 9, 24, 6, 2, 2, 2, 17},
+    {MIXTURE, 3, 12, 21, 7, 1 + 8, 2, 1, 30},
+    {MIXTURE, 2, 13, 20, 8, 2 + 8, 3, 2, 20},
+    {MIXTURE, 2, 10, 300, 3, 3, 2, 1, 5},
+    {MIXTURE, 0, 4, 8, 4, 2, 2, 1, 8},
+#endif
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -2021,6 +2036,174 @@ static void head_norm_samples_run(const Case *c, Stream *s, float **in, float *o
     ops_free(dk_weights);
 }
 
+#ifdef OPS_CPU_H
+// --- a mixture of experts, each of one matrix: router, dispatch, products, combine ---------------
+// in: x(N, C), router(E, C), weight(E, OC, C); out(N, OC) | of each token sum of lse^2 | of
+// shares p
+static const float of_z = 0.375f, of_aux = 1.25f;
+static Router mixture_router(const Case *c) {
+    return (Router){.experts = c->other, .groups = c->kv_heads, .top_k = c->variant % 8};
+}
+static double mixture_bias(const Case *c, int64_t e) {
+    const int64_t each = c->other / c->kv_heads;
+    return c->variant & 8 ? (double)(e % each) : 0.125 * (double)(e % 2);
+}
+static double mixture_share(int64_t e) { return 0.25 * (double)(e % 3 + 1); }
+static void mixture_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C;
+    in[1] = c->other * c->C;
+    in[2] = c->other * c->D * c->C;
+    *out = positions(c) * (c->D + 2);
+}
+// Softmax of n logits, in place; returns the log of their sum.
+static double softmax_double(double *z, int64_t n) {
+    double most = -INFINITY, sum = 0;
+    for (int64_t e = 0; e < n; e++) { most = fmax(most, z[e]); }
+    for (int64_t e = 0; e < n; e++) { sum += exp(z[e] - most); }
+    for (int64_t e = 0; e < n; e++) { z[e] = exp(z[e] - most) / sum; }
+    return most + log(sum);
+}
+// How many experts of a group come before expert e: those that are likelier, with the bias, and of
+// equal ones the smaller.
+static int64_t experts_before(const Case *c, const double *p, int64_t first, int64_t e) {
+    const int64_t n = c->other / c->kv_heads;
+    int64_t before = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double other = p[i] + mixture_bias(c, first + i),
+                     own = p[e] + mixture_bias(c, first + e);
+        before += other > own || (other == own && i < e);
+    }
+    return before;
+}
+static void mixture_reference(const Case *c, double **in, double *out) {
+    const Router r = mixture_router(c);
+    const int64_t N = positions(c), C = c->C, OC = c->D, n = r.experts / r.groups;
+    double p[16];
+    for (int64_t t = 0; t < N; t++) {
+        double *y = out + t * OC, *squares = out + N * OC + t, *shares = squares + N;
+        memset(y, 0, (size_t)OC * sizeof *y);
+        *squares = *shares = 0;
+        for (int64_t g = 0; g < r.groups; g++) {
+            double chosen = 0;
+            for (int64_t e = 0; e < n; e++) {
+                p[e] = 0;
+                for (int64_t i = 0; i < C; i++) {
+                    p[e] += in[0][t * C + i] * in[1][(g * n + e) * C + i];
+                }
+            }
+            const double lse = softmax_double(p, n);
+            *squares += lse * lse;
+            for (int64_t e = 0; e < n; e++) {
+                *shares += mixture_share(g * n + e) * p[e];
+                chosen += experts_before(c, p, g * n, e) < r.top_k ? p[e] : 0;
+            }
+            for (int64_t e = 0; e < n; e++) {
+                if (experts_before(c, p, g * n, e) >= r.top_k) { continue; }
+                const double w = r.groups == 1 ? p[e] / chosen : p[e];
+                for (int64_t o = 0; o < OC; o++) {
+                    const double *row = in[2] + ((g * n + e) * OC + o) * C;
+                    for (int64_t i = 0; i < C; i++) { y[o] += w * row[i] * in[0][t * C + i]; }
+                }
+            }
+        }
+    }
+}
+typedef struct {
+    Router router;
+    Route route;
+    int32_t *loads;
+    float *p, *bias, *shares, *dbias;
+    Real *rows, *made, *drows, *dmade;
+} Mixture;
+static Mixture make_mixture(const Case *c) {
+    const Router r = mixture_router(c);
+    const int64_t N = positions(c), rows = N * r.groups * r.top_k;
+    Mixture m = {.router = r,
+                 .route = route_at(floats(rows * ROUTE_PARTS), N, r.groups * r.top_k),
+                 .loads = (int32_t *)(void *)floats(r.experts),
+                 .p = floats(N * r.experts),
+                 .bias = floats(r.experts),
+                 .shares = floats(r.experts),
+                 .dbias = floats(r.experts),
+                 .rows = (Real *)floats(rows * c->C),
+                 .made = (Real *)floats(rows * c->D),
+                 .drows = (Real *)floats(rows * c->C),
+                 .dmade = (Real *)floats(rows * c->D)};
+    for (int64_t e = 0; e < r.experts; e++) {
+        m.bias[e] = (float)mixture_bias(c, e);
+        m.shares[e] = (float)mixture_share(e);
+    }
+    return m;
+}
+static void free_mixture(Mixture *m) {
+    void *all[] = {m->route.expert, m->loads, m->p,    m->bias,  m->shares,
+                   m->dbias,        m->rows,  m->made, m->drows, m->dmade};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) { ops_free(all[i]); }
+}
+// Each choice has its row; the experts of a token differ; their rows follow each other in the order
+// of the tokens, as many as the loads say, which a gradient of the biases tells.
+static void check_route(const Mixture *m) {
+    const Route *r = &m->route;
+    const int64_t n = r->N * r->choices, E = m->router.experts;
+    int64_t *at = (int64_t *)checked_calloc((size_t)E + 1, sizeof *at, "rows"), odd = E;
+    for (int64_t e = 0; e < E; e++) { at[e + 1] = at[e] + m->loads[e]; }
+    assert_int_equal(at[E], n);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t e = r->expert[i], group = i % r->choices / m->router.top_k;
+        assert_true(e * m->router.groups / E == group);
+        for (int64_t j = i / r->choices * r->choices; j < i; j++) {
+            assert_true(r->expert[j] != e);
+        }
+        assert_int_equal(r->place[i], at[e]++);
+    }
+    while (odd % 2 == 0) { odd /= 2; }
+    for (int64_t e = 0; e < E; e++) {
+        const double above = (double)(m->loads[e] * E - n) / ((double)E / (double)odd);
+        assert_true((double)m->dbias[e] / (double)LOAD_UNIT == above);
+    }
+    free(at);
+}
+static void mixture_run(const Case *c, Stream *s, float **in, float *out, const float *dout,
+                        float **grad, bool accumulate) {
+    const int64_t N = positions(c), C = c->C, OC = c->D, E = c->other;
+    Mixture m = make_mixture(c);
+    const Real *x = in_real(s, in[0], N * C), *router = in_real(s, in[1], E * C),
+               *weight = in_real(s, in[2], E * OC * C), *bias = in_real(s, m.bias, E),
+               *dy = in_real(s, dout, N * OC);
+    Real *dx = out_real(s, grad[0], N * C);
+    ops_route(s, m.route, m.loads, m.p, x, router, bias, C, m.router);
+    const ExpertRows rows = {m.loads, 1, E};
+    ops_dispatch(s, m.rows, x, m.route, C);
+    ops_experts_forward(s, m.made, NULL, m.rows, weight, rows, C, OC, N == 1);
+    ops_combine_rows(s, out_real(s, out, N * OC), m.made, m.route, OC);
+    for (int64_t t = 0; t < N; t++) {
+        double squares = 0, shares = 0;
+        for (int64_t g = 0; g < m.router.groups; g++) {
+            squares += pow((double)m.route.lse[t * m.route.choices + g], 2);
+        }
+        for (int64_t e = 0; e < E; e++) { shares += (double)(m.shares[e] * m.p[t * E + e]); }
+        out[N * OC + t] = (float)squares;
+        out[N * OC + N + t] = (float)shares;
+    }
+    ops_combine_rows_backward(s, m.dmade, dy, m.made, m.route, OC);
+    ops_experts_backward_weight(s, grad[2], m.dmade, m.rows, rows, C, OC, accumulate);
+    ops_experts_backward_input(s, m.drows, m.dmade, weight, NULL, rows, C, OC);
+    const bool no_loss = c->variant & 16;
+    const RouterLosses losses = {no_loss ? NULL : m.shares, of_aux, no_loss ? 0 : of_z};
+    ops_dispatch_backward(s, dx, NULL, m.drows, m.route, C);
+    ops_route_backward_input(s, dx, dx, m.p, m.route, router, C, m.router, losses);
+    ops_route_backward_weight(s, grad[1], m.dbias, m.p, m.route, m.loads, x, C, m.router,
+                              accumulate);
+    if (accumulate) { // loads that are not added to others
+        ops_route_backward_weight(s, grad[1], m.dbias, m.p, m.route, m.loads, x, 0, m.router,
+                                  false);
+    }
+    check_route(&m);
+    reals_done(s);
+    free_mixture(&m);
+}
+#endif
+
 typedef struct {
     const char *name;
     void (*sizes)(const Case *c, int64_t *in, int64_t *out);
@@ -2201,6 +2384,9 @@ static const Operation operations[] = {
      0,
      {4, 0},
      false},
+#ifdef OPS_CPU_H
+    {"mixture", mixture_sizes, mixture_reference, mixture_run, true, 1, {3, 6}, false},
+#endif
 };
 
 // --- the driver ----------------------------------------------------------------------------------
@@ -2215,6 +2401,7 @@ static int64_t differentiable(const Case *c) {
     int64_t N = positions(c);
     return c->op == LAYERNORM || c->op == RMSNORM  ? 2 * N * c->C
            : c->op == MATMUL                       ? N * c->other
+           : c->op == MIXTURE                      ? N * (c->D + (c->variant & 16 ? 0 : 2))
            : c->op == ATTENTION                    ? N * attention_q_width(attention_of(c))
            : c->op == ROTARY || c->op == HEAD_NORM ? N * attention_qkv_width(attention_of(c))
            : c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? N
@@ -2279,6 +2466,11 @@ static Trial make_trial(const Case *c) {
         t.dout[i] = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? SCALE_EIGHTHS / 8.0f
                                                                     : number(uniform(20, i));
     }
+#ifdef OPS_CPU_H
+    for (int64_t i = positions(c) * c->D; c->op == MIXTURE && i < differentiable(c); i++) {
+        t.dout[i] = i < positions(c) * (c->D + 1) ? of_z : of_aux;
+    }
+#endif
     return t;
 }
 static void free_trial(Trial *t) {
@@ -2440,7 +2632,7 @@ static void run_case(const Case *c) {
     check_same(&first, &again);
 #ifdef OPS_CPU_H // a GPU knows no threads of ours
     const bool tiles = c->op == MATMUL || c->op == MATMUL_SAMPLES || c->op == CLASSIFIER ||
-                       c->op == CLASSIFIER_KEPT,
+                       c->op == CLASSIFIER_KEPT || c->op == MIXTURE,
                same = !tiles || gemm_same_in_all_tiles();
     for (int threads = 1; threads <= 5 && same; threads += threads == 3 ? 2 : 1) {
         run_trial(c, &again, threads, false);
@@ -3112,6 +3304,135 @@ static void test_polls(void **state) { // messages move while a long operation r
 }
 #endif
 
+#ifdef OPS_CPU_H
+// What is not a number, and equal ones: of each group the first experts that are left.
+static void test_routes(void **state) {
+    (void)state;
+    enum { ROWS = 5, EACH = 11 };
+    for (int number = 0; number < 4; number++) {
+        const Case c = {MIXTURE, ROWS, 1, 4, 3 * EACH, 2, 2, number % 2 ? 3 : 1, 4};
+        Mixture m = make_mixture(&c);
+        Stream s = stream_of(&c, 2);
+        float x[ROWS * 4] = {0}, weight[3 * EACH * 4] = {0}, bias[3 * EACH] = {0};
+        for (int i = 0; i < ROWS * 4 && number >= 2; i++) { x[i] = NAN; }
+        ops_route(&s, m.route, m.loads, m.p, (Real *)x, (Real *)weight, (Real *)bias, 4, m.router);
+        ops_route_backward_weight(&s, weight, m.dbias, m.p, m.route, m.loads, (Real *)x, 0,
+                                  m.router, false);
+        check_route(&m);
+        for (int64_t i = 0; i < ROWS * m.route.choices && number < 2; i++) {
+            const int64_t group = i % m.route.choices / 2;
+            assert_int_equal(m.route.expert[i], group * EACH + i % 2);
+            assert_true(fabsf(m.route.weight[i] - (number ? 1.0f / EACH : 0.5f)) < 1e-7f);
+        }
+        free_mixture(&m);
+        free_stream(&s);
+    }
+}
+// Loads of the parts of a micro-batch add up to those of all, to the bit; biases follow their signs.
+static void test_loads(void **state) {
+    (void)state;
+    const Case c = {MIXTURE, 40, 1, 9, 12, 2, 2, 1, 4}, half = {MIXTURE, 20, 1, 9, 12, 2, 2, 1, 4};
+    Trial t = make_trial(&c);
+    Mixture all = make_mixture(&c), part = make_mixture(&half);
+    Stream s = stream_of(&c, 2);
+    const Real *weight = (Real *)t.in[1], *bias = (Real *)all.bias;
+    ops_route(&s, all.route, all.loads, all.p, (Real *)t.in[0], weight, bias, 9, all.router);
+    ops_route_backward_weight(&s, t.grad[1], all.dbias, all.p, all.route, all.loads,
+                              (Real *)t.in[0], 9, all.router, false);
+    for (int i = 0; i < 2; i++) {
+        const Real *x = real_at_const((Real *)t.in[0], i * 20 * 9);
+        ops_route(&s, part.route, part.loads, part.p, x, weight, bias, 9, part.router);
+        ops_route_backward_weight(&s, t.grad[1], part.dbias, part.p, part.route, part.loads, x, 9,
+                                  part.router, i);
+    }
+    assert_memory_equal(all.dbias, part.dbias, 12 * sizeof(float));
+    float moved[12];
+    memcpy(moved, all.bias, sizeof moved);
+    const UpdateSlice u = {
+        .master = moved, .grad = all.dbias, .param = moved, .dtype = DTYPE_FP32, .n = 12};
+    ops_balance(&s, u, (OptimizerStep){.lr = 0.001f});
+    for (int e = 0; e < 12; e++) {
+        const float step = 12 * all.loads[e] > 80 ? 0.001f : 12 * all.loads[e] < 80 ? -0.001f : 0;
+        assert_true(moved[e] == all.bias[e] - step);
+    }
+    free_mixture(&all);
+    free_mixture(&part);
+    free_trial(&t);
+    free_stream(&s);
+}
+// Rows of several sources; experts that have many, none at all, or none of some sources. The
+// gradient of an expert without rows is 0, or stays.
+static void test_rows_of_experts(void **state) {
+    (void)state;
+    enum { SOURCES = 3, E = 5, C = 21, OC = 34, MOST = 200 };
+    static const int32_t counts[][SOURCES][E] = {
+        {{0, 70, 0, 1, 0}, {0, 0, 0, 2, 9}, {0, 5, 0, 0, 0}},
+        {{0, 0, 0, 0, 90}, {0, 0, 0, 0, 1}, {0}},
+        {{1, 1, 1, 1, 1}, {2, 0, 3, 0, 4}, {0, 6, 0, 5, 0}},
+        {{0}, {0}, {0}}};
+    const Case c = {MATMUL, MOST, 1, C, OC, 1, 2};
+    for (size_t k = 0; k < 2 * sizeof counts / sizeof *counts; k++) {
+        precision = k % 2 ? DTYPE_BF16 : DTYPE_FP32;
+        const ExpertRows rows = {&counts[k / 2][0][0], SOURCES, E};
+        const int64_t n = expert_rows_sum(rows);
+        Stream s = stream_of(&c, 2);
+        float *x = floats(n * C), *w = floats(E * OC * C), *dy = floats(n * OC),
+              *y = floats(n * OC), *dx = floats(n * C), *gelu = floats(n * OC), *dw[2];
+        for (int64_t i = 0; i < n * C; i++) { x[i] = number(uniform(1, i)); }
+        for (int64_t i = 0; i < E * OC * C; i++) { w[i] = number(uniform(2, i)); }
+        for (int64_t i = 0; i < n * OC; i++) { dy[i] = number(uniform(3, i)); }
+        const Real *in = in_real(&s, x, n * C), *weight = in_real(&s, w, E * OC * C),
+                   *dout = in_real(&s, dy, n * OC);
+        ops_experts_forward(&s, out_real(&s, y, n * OC), out_real(&s, gelu, n * OC), in, weight,
+                            rows, C, OC, false);
+        ops_experts_backward_input(&s, out_real(&s, dx, n * C), dout, weight, NULL, rows, C, OC);
+        for (int a = 0; a < 2; a++) {
+            dw[a] = floats(E * OC * C);
+            for (int64_t i = 0; i < E * OC * C; i++) { dw[a][i] = a ? (float)(i % 5) : NAN; }
+            ops_experts_backward_weight(&s, dw[a], dout, in, rows, C, OC, a);
+        }
+        reals_done(&s);
+        double *sums = doubles(E * OC * C);
+        const double close = precision == DTYPE_BF16 ? 0x1p-8 : 1e-6;
+        for (int64_t row = 0, i = 0; i < SOURCES * E; row += rows.counts[i++]) {
+            for (int64_t r = row; r < row + rows.counts[i]; r++) {
+                for (int64_t o = 0; o < OC; o++) {
+                    double sum = 0;
+                    for (int64_t j = 0; j < C; j++) {
+                        sum += (double)x[r * C + j] * (double)w[(i % E * OC + o) * C + j];
+                        sums[(i % E * OC + o) * C + j] +=
+                            (double)x[r * C + j] * (double)dy[r * OC + o];
+                    }
+                    assert_true(fabs((double)y[r * OC + o] - sum) < 6 * close);
+                    assert_true(fabs((double)gelu[r * OC + o] - gelu_double(sum)) < 8 * close);
+                }
+                for (int64_t j = 0; j < C; j++) {
+                    double sum = 0;
+                    for (int64_t o = 0; o < OC; o++) {
+                        sum += (double)dy[r * OC + o] * (double)w[(i % E * OC + o) * C + j];
+                    }
+                    assert_true(fabs((double)dx[r * C + j] - sum) < 8 * close);
+                }
+            }
+        }
+        for (int64_t i = 0; i < E * OC * C; i++) {
+            bool none = true;
+            for (int64_t f = 0; f < SOURCES; f++) {
+                none = none && !rows.counts[f * E + i / (OC * C)];
+            }
+            assert_true(none ? dw[0][i] == 0 && dw[1][i] == (float)(i % 5)
+                             : fabs((double)dw[0][i] - sums[i]) < 2e-5 &&
+                                   fabs((double)dw[1][i] - (double)(i % 5) - sums[i]) < 2e-5);
+        }
+        float *all[] = {x, w, dy, y, dx, gelu, dw[0], dw[1]};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) { ops_free(all[i]); }
+        free(sums);
+        free_stream(&s);
+    }
+    precision = DTYPE_FP32;
+}
+#endif
+
 static void test_memory(void **state) {
     (void)state;
     const size_t bytes = ((size_t)5 << 20) + 12;
@@ -3342,7 +3663,7 @@ int main(void) {
     OPS_TEST_BEGIN();
 #endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
-    static struct CMUnitTest tests[2 * CASES + FORMATS + 15];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 18];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -3381,6 +3702,9 @@ int main(void) {
         cmocka_unit_test(test_sample_norms),
 #ifdef OPS_CPU_H
         cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_loads),
+        cmocka_unit_test_teardown(test_rows_of_experts, fp32_again),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_chunks_of_logits),
         cmocka_unit_test(test_tiles_of_products),

@@ -101,7 +101,7 @@ static void places_of_unit(Executor *e, int rank, int u, int64_t micro) {
     for (int g = GRADIENT_FIRST; g < spec->gradient_count; g++) {
         if (spec->gradients[g].with_values) { continue; }
         place_is(RES_WORK, u, micro, made->gradient[g],
-                 N * gpt_dim(e->model, spec->gradients[g].width) * ops_real_bytes());
+                 N * gradient_width(e->model, &spec->gradients[g]) * ops_real_bytes());
     }
 }
 // Norms and factors of samples, if they are kept from one action to another.

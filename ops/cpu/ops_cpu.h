@@ -20,6 +20,7 @@
 #include "ops/cpu/attention_kept_cpu.h" // attention
 #include "ops/cpu/classifier_cpu.h"     // the classifier
 #include "ops/cpu/clip_cpu.h"           // gradients of single samples
+#include "ops/cpu/experts_cpu.h"        // mixtures of experts
 #include "ops/cpu/heads_cpu.h"          // rotary positions, norms of heads
 #include "ops/cpu/matmul_cpu.h"         // matrix products
 #include "ops/cpu/muon_cpu.h"           // Muon
@@ -176,6 +177,9 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
 // --- optimizers and norms ------------------------------------------------------------------------
 static inline void ops_adamw(Stream *s, UpdateSlice u, OptimizerStep o) { ops_adamw_host(s, u, o); }
 static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) { ops_sgd_host(s, u, o); }
+static inline void ops_balance(Stream *s, UpdateSlice u, OptimizerStep o) {
+    ops_balance_host(s, u, o);
+}
 
 static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n,
                                   int64_t chunk, double scale) {

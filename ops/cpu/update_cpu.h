@@ -90,6 +90,14 @@ static inline void ops_sgd_host(Stream *s, UpdateSlice u, OptimizerStep o) {
     }
 }
 
+static inline void ops_balance_host(Stream *s, UpdateSlice u, OptimizerStep o) {
+    uint16_t *rounded = u.dtype == DTYPE_BF16 ? (uint16_t *)u.param : NULL;
+    for (int64_t i = 0; i < u.n; i++) {
+        u.master[i] -= o.lr * (float)((u.grad[i] > 0) - (u.grad[i] < 0));
+    }
+    if (rounded) { round_part(rounded, u.master, 0, u.n, o.rounding); }
+    poll_messages(s);
+}
 static inline void ops_muon_host(Stream *s, UpdateSlice u, OptimizerStep o) {
     float *master = u.master;
     const float *direction = u.grad;

@@ -563,6 +563,15 @@ __global__ void sgd_kernel(UpdateSlice u, OptimizerStep o) {
 static inline void ops_sgd(Stream *s, UpdateSlice u, OptimizerStep o) {
     launch(s, sgd_kernel, blocks_for(u.n, THREADS), u, o);
 }
+__global__ void balance_kernel(UpdateSlice u, OptimizerStep o) {
+    const int64_t i = thread_index();
+    if (i >= u.n) { return; }
+    const float sign = (float)((u.grad[i] > 0) - (u.grad[i] < 0));
+    store_master(u, o, i, u.master[i] - o.lr * sign);
+}
+static inline void ops_balance(Stream *s, UpdateSlice u, OptimizerStep o) {
+    launch(s, balance_kernel, blocks_for(u.n, THREADS), u, o);
+}
 __global__ void muon_kernel(UpdateSlice u, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= u.n) { return; }

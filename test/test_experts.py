@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""test_experts.py: blocks with experts in place of the MLP.
+
+    python3 test/test_experts.py    TEST_ALL=1: more layouts; TEST_SEED=N: the random choices
+
+    Resume    a run that ends after a checkpoint goes on with another layout: the same losses
+    Refusals  models, flags and folders that have no meaning end with exit status 2 and a name
+
+What experts compute is in test_modern.py (against transformers and a reference in fp64), test_ops.c
+(operations) and test_layouts.py (layouts and flags that are drawn).
+"""
+
+import json
+import os
+import random
+import shutil
+
+import harness
+
+harness.need_numpy()
+import numpy as np  # noqa: E402
+from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, Job  # noqa: E402
+from harness import at_once, scratch, shard  # noqa: E402
+
+import reference_modern as modern  # noqa: E402
+
+SHAPE = "layers=3,heads=2,channels=16,vocab=101,experts=6,expert_ffn=10"
+MODELS = (
+    f"arch=llama,tie=1,{SHAPE},top_k=2",
+    f"arch=qwen3,{SHAPE},top_k=3",
+    f"arch=llama,{SHAPE},top_k=2,prototypes=3",
+    f"arch=gpt2,{SHAPE},top_k=2",
+)
+T = 8
+
+
+class Resume(harness.TestCase):
+    FLAGS = dict(
+        seq_len=T,
+        batch_tokens=12 * T,
+        micro_batch=1,
+        steps=6,
+        save_every=3,
+        lr=1e-2,
+        eps=1e-3,
+        threads=1,
+        val_every=0,
+    )
+    LAYOUTS = (
+        dict(ranks=1, micro_batch=4),
+        dict(ranks=2, zero=1),
+        dict(ranks=3, zero=2, recompute="block"),
+        dict(ranks=2, zero=3),
+        dict(ranks=2, zero=2, expert_parallel=2),
+        dict(ranks=4, zero=1, expert_parallel=2),
+        dict(ranks=2, zero=2, offload="all"),
+        dict(ranks=2, pipeline="2", micro_batch=3),
+    )
+
+    def test_other_layouts(self):
+        draw, tokens = random.Random(f"{SEED} resume"), shard([i * i % 101 for i in range(300)])
+        data = dict(train=tokens, val=tokens)
+
+        def check(number):
+            before, after = draw.sample(self.LAYOUTS, 2)
+            model = MODELS[(number + SEED) % len(MODELS)]
+            flags = {**self.FLAGS, "moe_balance": ("none", "bias", "aux")[(number + SEED) % 3]}
+            flags.update(data, model=model, seed=number + 1)
+            what = f"run {number} of seed {SEED}: {flags}, {before}, then {after}"
+            with self.subTest(what):
+                out = os.path.join(scratch(), "out")
+                whole = Job(**{**flags, **before, "out": out}).done()
+                shutil.rmtree(harness.checkpoint(out, 6))
+                rest = Job(**{**flags, **after, "out": out}, resume=1).done()
+                self.assertEqual(len(rest.losses()), 3, what)
+                self.assert_close(rest.losses(), whole.losses()[3:], SAME, what)
+                norms = [[norm for (norm,) in job.steps("grad_norm")] for job in (rest, whole)]
+                self.assert_close(norms[0], norms[1][3:], SAME_NORM, what)
+
+        for number in range(16 if ALL else 3):
+            check(number)
+
+
+class Refusals(harness.TestCase):
+    RUN = "--steps", 0, "--val-every", 0, "--seq-len", T
+
+    def refused(self, words, *names):
+        done = harness.output_of(
+            harness.BINARY, *map(str, words), text=True, env=harness.ENVIRONMENT
+        )
+        self.assertEqual(done.returncode, EXIT_INPUT, (words, done.stderr))
+        error = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+        for name in names:
+            self.assertIn(name, error[0], words)
+        self.assertNotIn("a defect of train_gpt", done.stderr)
+
+    def test_keys(self):
+        llama, shape = "arch=llama,", "layers=1,heads=2,channels=16,vocab=64"
+        rows = (
+            (llama + "experts=0", "experts"),
+            (llama + "experts=-1", "experts"),
+            (llama + "experts=1.5", "experts"),
+            (llama + "experts=4,top_k=0", "top_k"),
+            (llama + "experts=4,top_k=5", "top_k=5"),
+            (llama + "experts=4,top_k=2,prototypes=3", "prototypes=3"),
+            (llama + "experts=4,top_k=3,prototypes=2", "top_k=3"),
+            (llama + "experts=4,prototypes=8", "prototypes=8"),
+            (llama + "experts=4,expert_ffn=0", "expert_ffn"),
+            (llama + "experts=100000", "experts=100000"),
+            (llama + "top_k=2", "top_k"),
+            (llama + "expert_ffn=16", "expert_ffn"),
+            (llama + "prototypes=2", "prototypes"),
+            ("arch=qwen2,experts=4", "arch=qwen2"),
+            ("arch=nano,experts=4", "arch=nano"),
+        )
+        cases = [(("--model", f"{keys},{shape}", *self.RUN), name) for keys, name in rows]
+        at_once(lambda case: self.refused(*case), cases)
+
+    def test_flags(self):
+        """What is not done with experts, and what only they have."""
+        data = shard([i * i % 101 for i in range(300)])
+        run = *self.RUN, "--train", data, "--batch-tokens", 8 * T
+        experts, dense = MODELS[0], "arch=llama,layers=3,heads=2,channels=16,vocab=101"
+        rows = (
+            (experts, "--cyclic", "v1"),
+            (experts, "--dp-noise", 0, "--dp-clip", 1, "--dp-delta", "1e-5"),
+            (experts, "--optimizer", "muon"),
+            (experts, "--zero-quantized-weights", 1, "--zero", 3),
+            (experts, "--zero-quantized-gradients", 1, "--zero", 2),
+            (dense, "--moe-balance", "bias"),
+            (dense, "--moe-z-coefficient", "0.1"),
+            (dense, "--expert-parallel", 2),
+            (experts, "--moe-aux-coefficient", "0.1"),
+        )
+        at_once(lambda row: self.refused(("--model", *row, *run), row[1]), rows)
+
+    # -- folders
+
+    CONFIGS = {
+        arch: modern.Config(
+            arch, 2, 4, 2, 6, 12, 0, 31, experts=3, top_k=2, expert_ffn=7, tie=arch == "qwen3"
+        )
+        for arch in ("llama", "qwen3")
+    }
+
+    def folder(self, arch, values=(), tensors=lambda found: found):
+        """A folder with these values in config.json, and of whose tensors some are changed."""
+        config = self.CONFIGS[arch]
+        folder = modern.write_folder(
+            os.path.join(scratch(), "model"), config, modern.initial(config, "folder")
+        )
+        path = os.path.join(folder, "config.json")
+        with open(path) as file:
+            found = {**json.load(file), **dict(values)}
+        with open(path, "w") as file:
+            json.dump({k: v for k, v in found.items() if v != "left out"}, file)
+        path = os.path.join(folder, "model.safetensors")
+        found = tensors(modern.read_safetensors(path))
+        with open(path, "wb") as file:
+            file.write(modern.safetensors_bytes(found))
+        return folder
+
+    def test_folders_as_they_are(self):
+        for arch in self.CONFIGS:
+            done = harness.output_of(
+                harness.BINARY,
+                *map(str, ("--model", self.folder(arch), *self.RUN)),
+                text=True,
+                env=harness.ENVIRONMENT,
+            )
+            self.assertEqual((done.returncode, "warning" in done.stderr), (0, False), done.stderr)
+
+    def test_config(self):
+        rows = (
+            ("llama", dict(sliding_window=4096), "sliding_window"),
+            ("llama", dict(num_experts_per_tok=4), "top_k=4"),
+            ("llama", dict(num_experts_per_tok=0), "num_experts_per_tok"),
+            ("llama", dict(num_local_experts=0), "num_local_experts"),
+            ("llama", dict(num_local_experts=2.5), "num_local_experts"),
+            ("llama", dict(router_jitter_noise=0.1), "router_jitter_noise"),
+            ("llama", dict(prototypes=3), "model_type"),
+            ("qwen3", dict(norm_topk_prob=False), "norm_topk_prob"),
+            ("qwen3", dict(norm_topk_prob="left out"), "norm_topk_prob"),
+            ("qwen3", dict(mlp_only_layers=[1]), "mlp_only_layers"),
+            ("qwen3", dict(decoder_sparse_step=2), "decoder_sparse_step"),
+            ("qwen3", dict(num_experts=0), "num_experts"),
+        )
+        at_once(
+            lambda row: self.refused(("--model", self.folder(*row[:2]), *self.RUN), row[2]), rows
+        )
+
+    def test_tensors(self):
+        mixtral, qwen = "model.layers.%d.block_sparse_moe.", "model.layers.%d.mlp."
+        one, two = mixtral % 1 + "experts.%d.w%d.weight", qwen % 0 + "experts.%d.%s_proj.weight"
+
+        def without(name):
+            return lambda found: {key: value for key, value in found.items() if key != name}
+
+        def beside(name, like):
+            return lambda found: {**found, name: found[like]}
+
+        def turned(name):
+            return lambda found: {**found, name: found[name].T}
+
+        def shorter(name):
+            return lambda found: {**found, name: found[name][:-1]}
+
+        def together(found):
+            """As transformers has experts in memory: all of a layer in one tensor."""
+            names = [two % (e, "down") for e in range(3)]
+            other = {name: value for name, value in found.items() if name not in names}
+            whole = np.stack([found[name] for name in names])
+            return {**other, qwen % 0 + "experts.down_proj": whole}
+
+        def more(layer, expert):
+            name = mixtral % layer + f"experts.{expert}.w1.weight"
+            return "llama", beside(name, one % (2, 1)), name
+
+        rows = (
+            ("llama", without(one % (2, 3)), one % (2, 3)),
+            ("llama", without(one % (0, 2)), one % (0, 2)),
+            ("llama", without(mixtral % 1 + "gate.weight"), mixtral % 1 + "gate.weight"),
+            more(0, 3),
+            more(1, 3),
+            more(2, 0),
+            ("llama", turned(one % (1, 2)), one % (1, 2)),
+            ("llama", shorter(mixtral % 1 + "gate.weight"), mixtral % 1 + "gate.weight"),
+            ("qwen3", without(two % (1, "up")), two % (1, "up")),
+            ("qwen3", turned(two % (1, "gate")), two % (1, "gate")),
+            ("qwen3", beside(two % (3, "down"), two % (0, "down")), two % (3, "down")),
+            ("qwen3", together, two % (0, "down")),
+        )
+        at_once(
+            lambda row: self.refused(
+                ("--model", self.folder(row[0], tensors=row[1]), *self.RUN), row[2]
+            ),
+            rows,
+        )
+
+
+if __name__ == "__main__":
+    harness.main()
