@@ -86,8 +86,8 @@ typedef struct {
 typedef struct {
     const char *name;
     StorageClass storage; // NO_STORAGE: this architecture does not have the tensor
-    Dim rows, cols;       // without rows: a vector, to which no weight decay applies
     Dim copies;           // such matrices, one after the other; none: 1
+    Dim rows, cols;       // without rows: a vector, to which no weight decay applies
     // all rows of a copy, in their order; none: the tensor is one matrix, or one vector
     RowRange ranges[MOST_RANGES];
     TensorInit init;

@@ -53,8 +53,9 @@ static const GptDescriptor gpt_descriptors[] = {
                   "vocab=128256,tie=0,theta=5e5,positions=8192"},
     {"llama3:70B", "arch=llama,layers=80,channels=8192,heads=64,kv_heads=8,head_dim=128,ffn=28672,"
                    "vocab=128256,tie=0,theta=5e5,positions=8192"},
-    {"mixtral:8x7B", "arch=llama,layers=32,channels=4096,heads=32,kv_heads=8,head_dim=128,experts=8,"
-                     "top_k=2,expert_ffn=14336,vocab=32000,tie=0,theta=1e6,positions=32768"},
+    {"mixtral:8x7B",
+     "arch=llama,layers=32,channels=4096,heads=32,kv_heads=8,head_dim=128,experts=8,"
+     "top_k=2,expert_ffn=14336,vocab=32000,tie=0,theta=1e6,positions=32768"},
     {"qwen2.5:0.5B", "arch=qwen2,layers=24,channels=896,heads=14,kv_heads=2,head_dim=64,ffn=4864,"
                      "vocab=151936,tie=1,theta=1e6,positions=32768"},
     {"qwen2.5:1.5B", "arch=qwen2,layers=28,channels=1536,heads=12,kv_heads=2,head_dim=128,ffn=8960,"

@@ -272,9 +272,9 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .tokens = tokens,
         .mfu = mfu_of(work.flops, seconds, work.peak * work.ranks),
         .tflops = tflops_of(&work, seconds),
+        .joules = shown ? energy_joules(&j->energy) : nobody,
         .load_most = loads.most,
         .load_entropy = loads.entropy,
-        .joules = shown ? energy_joules(&j->energy) : nobody,
         .windows = shown ? step->windows : NULL,
         .samples = step->samples,
     };

@@ -11,6 +11,7 @@
 
 #include "ops/cuda/attention_cuda.cuh"      // attention
 #include "ops/cuda/attention_kept_cuda.cuh" // attention to keys that are kept
+#include "ops/cuda/experts_cuda.cuh"        // mixtures of experts
 #include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
 #include "ops/cuda/muon_cuda.cuh"           // Muon
 #include "ops/cuda/quantize_cuda.cuh"       // quantization
