@@ -219,8 +219,9 @@ static inline int tokenizer_keep(const Tokenizer *t, const char *out) {
     char merges[1100];
     if (!t->path) { return 0; }
     const bool beside = !t->from_json && encode_beside(t->path, merges, sizeof merges);
-    const int error =
-        t->from_json ? tokenizer_write(t, out) : tokenizer_copy_file(t->path, out, "bin");
+    const int error = t->named_end    ? tokenizer_write(t, out)
+                      : !t->from_json ? tokenizer_copy_file(t->path, out, "bin")
+                                      : 0;
     if (error || !(t->from_json || beside)) { return error; }
     return tokenizer_copy_file(t->from_json ? t->path : merges, out, "json");
 }

@@ -27,6 +27,7 @@ typedef struct {
     // read from a file: end-of-text has no text; else every token below 256 is one byte
     bool from_file;
     bool from_json;  // that file is a tokenizer.json
+    bool named_end;  // which does not say by itself what ends texts
     TokenizerId id;  // of a tokenizer file
     char *path;      // of that file; NULL without one
     uint32_t *begin; // [vocab] index in text of each token's length; its bytes follow
@@ -167,6 +168,7 @@ static inline unsigned char *tokenizer_read_json(Tokenizer *t, const char *path,
     unsigned char *text = tokenizer_json_text(&json, size);
     t->vocab = json.vocab;
     t->eot = tokenizer_json_end(&json, end);
+    t->named_end = t->eot != tokenizer_json_known_end(&json);
     tokenizer_json_close(&json);
     return text;
 }

@@ -161,6 +161,14 @@ static inline int32_t tokenizer_json_added(const TokenizerJson *t, const char *n
     }
     return -1;
 }
+// Returns the end-of-text token where nothing names it, or -1.
+static inline int32_t tokenizer_json_known_end(const TokenizerJson *t) {
+    int32_t id = -1;
+    for (int k = 0; id < 0 && k < LENGTH_OF(end_of_text_names); k++) {
+        id = tokenizer_json_added(t, end_of_text_names[k]);
+    }
+    return id;
+}
 // Returns what tokenizer_config.json beside a file tokenizer.json calls its eos_token; "": nothing.
 static inline Text tokenizer_json_eos(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -189,7 +197,7 @@ static inline Text tokenizer_json_eos(const char *path) {
 static inline int32_t tokenizer_json_end(const TokenizerJson *t, const char *given) {
     const bool asked = given && *given;
     const Text named = asked ? text_of("%s", given) : tokenizer_json_eos(t->path);
-    int32_t id = *named.at ? tokenizer_json_added(t, named.at) : -1;
+    int32_t id = *named.at ? tokenizer_json_added(t, named.at) : tokenizer_json_known_end(t);
     if (*named.at && id < 0) {
         const int vocab = json_get(&t->json, json_get(&t->json, 0, "model"), "vocab");
         const int value = json_get(&t->json, vocab, named.at);
@@ -199,9 +207,6 @@ static inline int32_t tokenizer_json_end(const TokenizerJson *t, const char *giv
                 asked ? "--end-of-text" : "eos_token of tokenizer_config.json beside it");
         }
         id = tokenizer_json_id(t, value);
-    }
-    for (int k = 0; !*named.at && id < 0 && k < LENGTH_OF(end_of_text_names); k++) {
-        id = tokenizer_json_added(t, end_of_text_names[k]);
     }
     if (id < 0) {
         die(EXIT_INPUT, "name the token that ends texts: --end-of-text TOKEN",
