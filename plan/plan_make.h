@@ -196,13 +196,12 @@ static inline void plan_check_experts(const Plan *p) {
     double peak;
     const char *with = o->cyclic       ? "--cyclic"
                        : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
-                       : optimizers[o->optimizer].cut == CUT_MATRICES
-                           ? text_of("--optimizer %s", optimizers[o->optimizer].name).at
-                       : o->zero_quantized_weights          ? "--zero-quantized-weights"
-                       : o->zero_quantized_gradients        ? "--zero-quantized-gradients"
-                       : o->zero_hpz_partition_size > 1     ? "--zero-hpz-partition-size"
-                       : *ops_device(&peak) && !*o->cluster ? "a GPU"
-                                                            : NULL;
+                       : optimizers[o->optimizer].cut == CUT_MATRICES ? "--optimizer muon"
+                       : o->zero_quantized_weights                    ? "--zero-quantized-weights"
+                       : o->zero_quantized_gradients                  ? "--zero-quantized-gradients"
+                       : o->zero_hpz_partition_size > 1               ? "--zero-hpz-partition-size"
+                       : *ops_device(&peak) && !*o->cluster           ? "a GPU"
+                                                                      : NULL;
     if (!p->model.config.experts) {
         with = o->moe_balance             ? "--moe-balance"
                : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
@@ -219,15 +218,14 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Config *c = p->config;
     const Options *o = &c->options;
     const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
-    const char *with = o->cyclic               ? "--cyclic"
-                       : c->privacy.on         ? "--dp-noise (or --dp-epsilon)"
-                       : p->model.arch->experts && share_is(p->model.share) &&
-                               p->pipeline.placement.stages > 1
-                           ? "--share and --pipeline"
-                       : p->shape.generates    ? "--prompt or --sample-every"
-                       : program->ranks < p->machine->ranks->n && !p->model.arch->experts
-                           ? "--cluster"
-                           : NULL;
+    const char *with =
+        o->cyclic       ? "--cyclic"
+        : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
+        : p->model.arch->experts && share_is(p->model.share) && p->pipeline.placement.stages > 1
+            ? "--share and --pipeline"
+        : p->shape.generates ? "--prompt or --sample-every"
+        : program->ranks < p->machine->ranks->n && !p->model.arch->experts ? "--cluster"
+                                                                           : NULL;
     if (with) {
         die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks%s: not with %s",
             p->model.arch->name, p->model.arch->experts ? " (--expert-parallel)" : "", with);
