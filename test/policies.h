@@ -5,6 +5,18 @@
 
 #include "plan/state_plan.h"
 
+// Sets a row of `architectures`, and what its blocks have: of rows whose ranks exchange rows of experts,
+// the one before, where they do not.
+static inline GptConfig config_with(GptConfig config, int arch) {
+    while (architectures[arch].exchanges) { arch--; }
+    config.arch = arch;
+    if (architectures[arch].experts) {
+        config.experts = 4;
+        config.top_k = 2;
+        config.expert_ffn = 6;
+    }
+    return config;
+}
 // A small model of any architecture: rows of `architectures` are counted on and on. Every second
 // program that is drawn has a head with a table of its own, of even and odd numbers of layers.
 static inline GptConfig config_of(int arch, int layers) {
@@ -13,9 +25,12 @@ static inline GptConfig config_of(int arch, int layers) {
                               .channels = 4,
                               .vocab = 8,
                               .padded_vocab = 128,
-                              .max_seq_len = 4,
-                              .arch = arch % ARCHITECTURES};
-    return config;
+                              .max_seq_len = 4};
+    return config_with(config, arch % ARCHITECTURES);
+}
+// The same without experts: GPT-2 in place of what has them.
+static inline GptConfig dense_config_of(int arch, int layers) {
+    return config_of(architectures[arch % ARCHITECTURES].experts ? 0 : arch, layers);
 }
 
 // quantized: weights and gradients.

@@ -498,8 +498,8 @@ static void test_files(void) {
 }
 
 static void test_model(int arch, int layers, bool only_files) {
-    const GptConfig config = {layers, 1, 16, 50, 128, 8, .arch = arch};
-    model = gpt_model(config);
+    const GptConfig config = {layers, 1, 16, 50, 128, 8};
+    model = gpt_model(config_with(config, arch));
     if (comm.rank == 0) {
         printf("%s%s, %d layers\n", model.arch->name,
                architecture_is_tied(model.arch) ? "" : ", untied", layers);

@@ -23,11 +23,11 @@ enum { MOST = 32 }; // stages that the tests go up to
 // -------------------------------------------------------------------------------------------------
 // Plans and programs, as train_gpt.c makes them
 
-static GptModel model_of(int units) { return gpt_model(config_of(0, units - 2)); }
+static GptModel model_of(int units) { return gpt_model(dense_config_of(0, units - 2)); }
 // Models of all architectures in turn, with the plan of theirs.
 static GptModel next_model(CyclicPlan *plan, int units) {
     static int models;
-    const GptModel m = gpt_model(config_of(models++, units - 2));
+    const GptModel m = gpt_model(dense_config_of(models++, units - 2));
     plan->untied = !gpt_is_tied(&m);
     return m;
 }
@@ -847,7 +847,7 @@ static void test_shared_blocks_are_valid(void **state) {
                                gpt_share(6, 4, 0), gpt_share(6, 6, 0)};
     for (int i = 0; i < 5 * 5 * 3 * 4 * 2; i++) {
         const int N = 1 + i / 5 % 5, rule = i / 75 % 4; // v1, v1 that waits, v2, with slack
-        const GptModel m = gpt_model_shared(config_of(i / 3, 6), shares[i % 5]);
+        const GptModel m = gpt_model_shared(dense_config_of(i / 3, 6), shares[i % 5]);
         CyclicPlan plan =
             plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, rule == 3, m.units);
         plan.untied = !gpt_is_tied(&m);
@@ -935,7 +935,9 @@ static void check_layout(uint64_t seed, bool large) {
     if (ranks == 1 && mode != CYCLIC_SINGLE) { return; } // as single
     if (cuts && !draw_cut(&d, units, N, run, cut, sizeof cut)) { return; }
     const int width = 4 << draw(&d, 0, 2), vocab = 128 << draw(&d, 0, 3);
-    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8, draw(&d, 0, ARCHITECTURES - 1)};
+    const int arch = draw(&d, 0, ARCHITECTURES - 1); // blocks with experts are refused
+    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8,
+                              architectures[arch].experts ? 0 : arch};
     const GptModel m = gpt_model_shared(config, share);
     Options o;
     memset(&o, 0, sizeof o);
@@ -1327,7 +1329,7 @@ static void test_mutations_are_refused_or_harmless(void **state) {
         Verdicts sum = {.all = 0};
         for (int i = 0; i < 5; i++) { // v2 and v1, a tied table and one of the head's own, slack
             CyclicPlan plan = base_plan((Base)base);
-            GptModel m = gpt_model(config_of(i, 4));
+            GptModel m = gpt_model(dense_config_of(i, 4));
             plan.untied = !gpt_is_tied(&m);
             plan.rule = i == 1 || base == WAITS ? CYCLIC_V1 : CYCLIC_V2;
             plan.slack = i == 2;

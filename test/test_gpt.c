@@ -170,15 +170,20 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, NULL, NULL, B, r->sample_losses, (float)(1.0 / (B * T)),
-                 true, NULL,  0};
+    Pass pass = {.data = data,
+                 .first_sample = k * B,
+                 .samples = B,
+                 .sample_losses = r->sample_losses,
+                 .scale = (float)(1.0 / (B * T)),
+                 .training = true};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, NULL, NULL, B, r->sample_losses, 0, true, NULL, 0};
+    Pass pass = {
+        .data = &r->batch, .samples = B, .sample_losses = r->sample_losses, .training = true};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -311,7 +316,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, NULL, NULL, B, r->sample_losses, 0, false, NULL, 0};
+        Pass pass = {.data = &r->batch, .samples = B, .sample_losses = r->sample_losses};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss,
@@ -564,7 +569,7 @@ static void test_every_descriptor(void **state) {
         GptModel m = model_from(d->name, 64);
         const GptConfig *c = &m.config;
         gpt_config_check(c, d->name); // ends the program if it is impossible
-        const bool gpt2 = !strcmp(m.arch->name, "gpt2");
+        const bool gpt2 = !strcmp(m.arch->name, "gpt2") && !c->experts;
         assert_true(!gpt2 || (c->vocab == 50257 && c->channels % c->heads == 0));
         assert_int_equal(c->padded_vocab, round_up(c->vocab, VOCAB_PADDING));
         double named = size_in_name(d->name),
@@ -902,9 +907,12 @@ static void check_forward(const Architecture *a, const UnitSpec *u) {
             fits(known[n->in[v]], a, u, i, "reads a value that no operation has made");
         }
         for (int v = 0; v < k.out; v++) { known[n->out[v]] = true; }
-        for (int v = 0; v < k.stats; v++) {
+        for (int v = 0; v < k.stats && n->stats[v]; v++) {
+            // routes and loads are made by one operation, and read by others
+            const bool reads = a->experts && (n->kind != OP_ROUTER && n->kind < OP_CLASSIFIER &&
+                                              (n->kind > OP_ROUTER || n->kind == OP_SWIGLU));
             fits(u->values[n->stats[v]].type == VALUE_FLOATS, a, u, i, "statistics are floats");
-            fits(!known[n->stats[v]], a, u, i, "has the statistics of another operation");
+            fits(reads || !known[n->stats[v]], a, u, i, "has the statistics of another operation");
             known[n->stats[v]] = true;
         }
     }
@@ -918,23 +926,29 @@ static void check_backward(const Architecture *a, const UnitSpec *u) {
         const OpNode *n = &u->ops[i];
         const bool adds = n->kind == OP_ADD_LAYERNORM || n->kind == OP_ADD_RMSNORM,
                    norms_alone = n->kind == OP_LAYERNORM || n->kind == OP_RMSNORM;
-        const int outputs = adds ? 2 : n->kind == OP_CLASSIFIER ? 0 : 1;
+        // what a router gives has a gradient among its statistics
+        const int outputs = adds ? 2 : n->kind == OP_CLASSIFIER || n->kind == OP_ROUTER ? 0 : 1;
         for (int v = 0; v < outputs; v++) {
             // the gradient of GELU's output is that of its input
-            const int of = n->kind == OP_LINEAR_GELU ? n->out[0] : n->out[v];
+            const int of = n->kind == OP_LINEAR_GELU || n->kind == OP_EXPERTS_GELU ? n->out[0]
+                                                                                    : n->out[v];
             const ValueSpec *value = &u->values[of];
             fits(known[of], a, u, i, "the gradient of its output is never made");
-            fits(value->gradient && same_dim(u->gradients[value->gradient].width, value->width), a,
-                 u, i, "the gradient of its output has no buffer of its width");
+            const GradientSpec *g = &u->gradients[value->gradient];
+            const bool as_wide = same_dim(g->width, value->width) && same_dim(g->rows, value->rows);
+            fits(value->gradient && as_wide, a, u, i,
+                 "the gradient of its output has no buffer of its width");
         }
         const bool sums = op_sum(n) != VALUE_X;
         if (op_kinds[n->kind].part[PART_BACKWARD_INPUT]) {
             // one that works in place turns the gradient that it finds
-            fits(!known[op_x(n)] || adds || norms_alone || op_x(n) == n->out[0], a, u, i,
-                 "only norms add to the gradient that another operation has made");
+            fits(!known[op_x(n)] || adds || norms_alone || n->kind == OP_ROUTER ||
+                     op_x(n) == n->out[0],
+                 a, u, i, "only norms and routers add to the gradient of another operation");
             known[op_x(n)] = true;
         }
         for (int v = 0; sums && v < 2; v++) { known[n->in[v]] = true; }
+        if (n->kind == OP_EXCHANGE) { known[n->in[0]] = true; }
     }
     fits(known[VALUE_X] || u == a->units, a, u, 0, "nothing makes the gradient of the input");
     for (int g = GRADIENT_FIRST; g < u->gradient_count; g++) {
@@ -947,7 +961,8 @@ static void check_shapes(const Architecture *a, const UnitSpec *u, int *uses) {
     for (int i = 0; i < u->op_count; i++) {
         const OpNode *n = &u->ops[i];
         const ValueSpec *in = &u->values[n->in[0]], *out = &u->values[n->out[0]];
-        const bool linear = op_kinds[n->kind].flops == linear_flops;
+        const bool linear = op_kinds[n->kind].flops && n->kind != OP_ATTENTION &&
+                            n->kind != OP_CLASSIFIER;
         for (int p = 0; p < arity_of(n->kind).params; p++) {
             if (n->params[p] == NO_TENSOR) { continue; }
             const TensorSpec *t = &a->tensors[n->params[p]];
@@ -1020,12 +1035,14 @@ static GptModel small_model(const Architecture *arch) {
                                    .vocab = 40,
                                    .padded_vocab = 128,
                                    .max_seq_len = FD_T,
-                                   .arch = arch - architectures,
                                    .kv_heads = 2,
                                    .head_dim = 6,
                                    .ffn = 24};
         config = grouped;
     }
+    if (listed) { config = config_with(config, (int)(arch - architectures)); }
+    config.top_k = config.experts; // else a step along the gradient may change the choice
+    if (arch->exchanges) { arch = &architectures[config.arch]; } // it computes the same
     return gpt_model_of(arch, config, GPT_SHARE_NONE);
 }
 static Small *small_make(const Architecture *arch) {
@@ -1144,8 +1161,9 @@ static void test_gradients_are_slopes(void **state) {
         small_backward(s);
         for (int t = 0; t < s->model.arch->tensor_count; t++) {
             const StorageClass c = tensor_class(&s->model, t);
-            if (c == NO_STORAGE) { continue; }
-            const int u = c < STORAGE_BLOCK ? 0 : c == STORAGE_BLOCK ? 1 : FD_HEAD;
+            // loads are no gradient
+            if (c == NO_STORAGE || s->model.arch->tensors[t].init == INIT_BALANCED) { continue; }
+            const int u = c < STORAGE_BLOCK ? 0 : class_is_blocks(c) ? 1 : FD_HEAD;
             const int64_t n = gpt_real_elements(&s->model, t);
             float *x = (float *)(uintptr_t)unit_param(&s->model, &s->states[u], t),
                   *gradient = unit_grad(&s->model, &s->states[u], t), random[4096];
@@ -1202,6 +1220,7 @@ static void test_parts_of_samples(void **state) {
         small_backward(s);
         // a classifier of its own is not among the head's parts of samples (dp.h)
         const bool alone = s->model.class_elements[STORAGE_LNF] == 0;
+        if (s->model.arch->experts) { continue; } // they are not clipped
         for (int u = 1; u <= FD_HEAD - alone; u++) { check_sample_parts(s, u); }
     }
 }

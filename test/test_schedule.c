@@ -306,7 +306,7 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9,
             rows = 1 + i / 144 % 4, recompute = i / 576;
-        unsigned char kinds[7];
+        unsigned char kinds[16];
         const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false);
         const Offload *const of_sums[] = {&sums, &one_step_late},
                              *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
@@ -316,7 +316,8 @@ static void test_sequential_programs_are_valid(void **state) {
             ZeroPolicy policy =
                 ZERO_POLICY(j % 4, partition ? ranks : 1, quantized,
                             ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
-            const GptModel m = gpt_model(config_of(i / 4 + j, layers));
+            const GptModel m =
+                gpt_model((quantized ? dense_config_of : config_of)(i / 4 + j, layers));
             const Work work = {samples, rows, recompute, NOT_CLIPPED};
             for (int s = 0; s < m.storages; s++) {
                 kinds[s] = gpt_storage_is_block(&m, s) ? STASH_BLOCK : FAR_STATES;
@@ -1310,6 +1311,7 @@ static Program drawn_pipeline(DrawnKind kind, const GptModel *m, int ranks, bool
                                : kind == DRAWN_ZERO_BUBBLE ? PIPELINE_ZERO_BUBBLE
                                                            : PIPELINE_DAPPLE;
     ZeroPolicy policy = drawn_policy(DRAWN_SEQUENTIAL, ranks, d);
+    policy.quantized_gradients &= !m->arch->experts;
     policy.partition = 1;
     char text[40];
     snprintf(text, sizeof text, "%d:%d,%d:%d", first, wide, m->units - first, ranks - wide);
@@ -1358,7 +1360,8 @@ static Program drawn_program(DrawnKind kind, uint64_t seed) {
     if (kind >= DRAWN_GPIPE || (kind == DRAWN_EVALUATION && seed % 2)) {
         return drawn_pipeline(kind, &m, ranks + 1, kind != DRAWN_EVALUATION, &d);
     }
-    const ZeroPolicy policy = drawn_policy(kind, ranks, &d);
+    ZeroPolicy policy = drawn_policy(kind, ranks, &d);
+    policy.quantized_gradients &= !m.arch->experts; // which are refused together
     Program p = kind == DRAWN_EVALUATION ? evaluated(&m, ranks, &policy, work)
                                          : lowered(&m, ranks, &policy, work);
     if (kind == DRAWN_PARTS || (kind == DRAWN_EVALUATION && seed % 4 == 0)) {
