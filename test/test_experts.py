@@ -119,7 +119,7 @@ class Refusals(harness.TestCase):
     def test_flags(self):
         """What is not done with experts, and what only they have."""
         data = shard([i * i % 101 for i in range(300)])
-        run = *self.RUN, "--train", data, "--batch-tokens", 8 * T
+        run = *self.RUN[2:], "--steps", 1, "--train", data, "--batch-tokens", 8 * T
         experts, dense = MODELS[0], "arch=llama,layers=3,heads=2,channels=16,vocab=101"
         rows = (
             (experts, "--cyclic", "v1"),
