@@ -329,6 +329,7 @@ typedef struct {
     char *map;
     size_t data, bytes; // where the tensors begin; of all tensors
     int fd, error;      // error: errno of the first failure
+    bool biased;        // experts are chosen with biases, which no file has
     // the part of a tensor's layer that is being written: its elements, and where they are
     int64_t low, high;
     const char *from;
@@ -382,6 +383,10 @@ static inline void hf_write_piece(void *writer, const StatePlan *s, int storage,
         w->low = first - parts[i].offset;
         w->high = min_i64(begin + count - parts[i].offset, parts[i].elements);
         w->from = state_piece.bytes + (size_t)(first - begin) * dtype_size(s->dtype);
+        const bool bias = s->model->arch->tensors[parts[i].tensor].init == INIT_BALANCED;
+        for (int64_t e = (w->high - w->low) * (int64_t)dtype_size(s->dtype); bias && e > 0; e--) {
+            w->biased |= w->from[e - 1] != 0;
+        }
         for (int64_t layer = parts[i].layer; w->low < w->high && layer >= 0;
              layer = block ? gpt_next_layer(s->model, layer) : -1) {
             w->to = hf_offset(s, parts[i].tensor, layer);
@@ -535,6 +540,12 @@ static inline int huggingface_write(const char *folder, const HfKept *kept, Stor
         model_write_storage(writes ? &w : NULL, hf_write_piece, s, storage);
     }
     if (!writes) { return 0; }
+    if (w.biased) {
+        fprintf(stderr,
+                "warning: %s: the biases that choose experts (--moe-balance bias) have no place "
+                "there: the model will choose without them\n",
+                folder);
+    }
     int error = hf_writer_close(&w);
     if (!error) { error = hf_write_config(&s->plan, folder, kept); }
     folder_hide_time(folder);

@@ -59,7 +59,7 @@ static const OptionSynonym option_synonyms[] = {
     {"fsdp ddp sharding-strategy data-parallel distributed",
      "--zero 3, as FSDP does; --zero 0 is DDP"},
     {"tensor-parallel tensor-model-parallel-size tensor-parallel-size tp tp-size context-parallel "
-     "context-parallel-size cp sequence-parallel expert-parallel",
+     "context-parallel-size cp sequence-parallel",
      "--zero 3 or --pipeline N: no other way divides a model here"},
     {"pipeline-parallel pipeline-model-parallel-size pipeline-parallel-size pp pp-size "
      "stages num-stages",

@@ -45,21 +45,6 @@ static inline void score_hellaswag(Run *r) {
     }
 }
 
-// Counts of messages and copies, which steps alone are to change.
-typedef struct {
-    int64_t sent[COMM_KINDS][LINK_KINDS];
-    HostTraffic copied;
-} TrafficCounts;
-static inline TrafficCounts traffic_counts(const Run *r) {
-    TrafficCounts c = {.copied = r->store.flight.copied};
-    memcpy(c.sent, r->comm->bytes, sizeof c.sent);
-    return c;
-}
-static inline void traffic_restore(Run *r, const TrafficCounts *c) {
-    memcpy(r->comm->bytes, c->sent, sizeof c->sent);
-    r->store.flight.copied = c->copied;
-}
-
 // Finds out whether the last checkpoint of a run is good: no step follows it whose loss would tell.
 // All ranks call it.
 static inline void evaluate_last(Run *r) {

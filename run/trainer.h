@@ -358,9 +358,8 @@ static inline Pass make_pass(Run *r, int ahead) {
         .samples = samples,
         .sample_losses = r->executor.losses,
         .scale = (float)(1.0 / (double)max_i64(targets, 1)),
-        .aux = o->moe_balance == BALANCE_AUX
-                   ? (float)(o->moe_aux_coefficient * of_group / tokens)
-                   : 0,
+        .aux =
+            o->moe_balance == BALANCE_AUX ? (float)(o->moe_aux_coefficient * of_group / tokens) : 0,
         .z = (float)(o->moe_z_coefficient / tokens),
         .training = true,
         .counts = true,
@@ -460,6 +459,26 @@ static inline void keep_gradient(Run *r, const Schedule *schedule, int *at, cons
     r->store.flight.pending = !skipped;
     r->progress.pending_norm = norm;
 }
+// Counts of messages and copies, which the passes of steps alone are to change.
+typedef struct {
+    int64_t sent[COMM_KINDS][LINK_KINDS];
+    HostTraffic copied;
+} TrafficCounts;
+static inline TrafficCounts traffic_counts(const Run *r) {
+    TrafficCounts c = {.copied = r->store.flight.copied};
+    memcpy(c.sent, r->comm->bytes, sizeof c.sent);
+    return c;
+}
+static inline void traffic_restore(Run *r, const TrafficCounts *c) {
+    memcpy(r->comm->bytes, c->sent, sizeof c->sent);
+    r->store.flight.copied = c->copied;
+}
+// The pass over a step's samples that Switch's loss needs before the step.
+static inline void look_at_loads(Run *r, const Pass *pass) {
+    const TrafficCounts before = traffic_counts(r);
+    executor_look_at_loads(&r->executor, &r->plan->evaluation, pass);
+    traffic_restore(r, &before);
+}
 // Runs a step completely, before the next one begins.
 static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     const Program *program = step_program(r, r->progress.step);
@@ -469,7 +488,7 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     StepResult result = {};
     int at = 0;
     expert_loads_clear(&r->executor.loads);
-    if (pass->aux > 0) { executor_look_at_loads(&r->executor, &r->plan->evaluation, pass); }
+    if (pass->aux > 0) { look_at_loads(r, pass); }
     executor_run(&r->executor, schedule, &at, pass, &delayed, r->progress.step, &result.norm);
     if (r->executor.loads.experts) { expert_loads_sum(&r->executor.loads, r->comm); }
     const double look = seconds_now();

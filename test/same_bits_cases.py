@@ -29,6 +29,7 @@ GOLDEN += "--batch-tokens 60 --micro-batch 1 --val-batches -1"
 ODD = "--model layers=3,heads=3,channels=33,vocab=257"
 QUANTIZED = "--zero-quantized-weights 1 --zero-quantized-gradients 1"
 DATA_V2 = "--cyclic v2 --cyclic-mode data"
+EXPERTS = "arch=llama,layers=2,heads=2,channels=32,vocab=256,experts=4,top_k=2,expert_ffn=24"
 
 # What cannot be compared. The key is a flag, or FLAG=CHOICE; a case must use all others.
 EXEMPT = {
@@ -196,6 +197,10 @@ RUNS = {  # name: ranks, flags
     "cyclic shared 3": (2, f"{DATA_V2} --share 3 --cyclic-clip storage --dtype bf16"),
     "cyclic off": (2, "--cyclic off"),
     "cyclic private": (2, f"{DATA_V2} --dp-noise 1 {KEY} --grad-clip 0"),
+    "experts bias": (2, f"--model {EXPERTS} --moe-balance bias --zero 3"),
+    "experts aux": (2, f"--model {EXPERTS} --moe-balance aux --moe-aux-coefficient 0.1"),
+    "experts apart": (4, f"--model {EXPERTS} --expert-parallel 2 --moe-buffer 1 --zero 1"),
+    "experts z": (2, f"--model {EXPERTS} --moe-z-coefficient 0.01 --pipeline 2 --micro-batch 4"),
     "share all": (1, "--share all"),
     "share 2": (1, "--share 2"),
     "share 4": (1, "--share 4"),
@@ -451,6 +456,9 @@ REFUSED_FLAGS = """
 --cyclic v1 --skip-loss-z 3
 --cyclic v1 --skip-grad-z 3
 --cyclic v1 --dry-run --cluster 1x1
+--moe-aux-coefficient 0.1
+--moe-buffer 2
+--expert-parallel 2
 --share-lr 1e-3
 --delink-at 5
 --delink-at 5 --share all --delink

@@ -751,6 +751,12 @@ static const char *const clashes[][3] = {
     {"--dp-noise 1 --skip-grad-z 5", "skip-grad-z", "dp-noise"},
     {"--dp-account x --dp-neighbours replace-one --dp-accountant rdp", "dp-neighbours",
      "dp-accountant"},
+    {"--moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
+    {"--moe-balance bias --moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
+    {"--moe-buffer 2", "moe-buffer", "expert-parallel"},
+    {"--moe-buffer 2 --expert-parallel 2 --offload all", "moe-buffer", "offload"},
+    {"--moe-balance aux --cyclic v1", "moe-balance", "cyclic"},
+    {"--moe-balance bias --dp-noise 1", "moe-balance", "dp-noise"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
