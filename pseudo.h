@@ -28,6 +28,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/state_file.h"
 #include "comm/comm.h"
+#include "comm/group.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "options.h"

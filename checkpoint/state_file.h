@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "base/files.h"
 #include "checkpoint/model_file.h"
+#include "model/architecture.h"
 #include "model/gpt.h"
 #include "ops/ops.h"
 #include "state/planned.h"
@@ -152,8 +153,8 @@ static inline bool state_wanted(const StatePlan *s, const GptModel *from, const 
     }
     return false;
 }
-// Stores what this rank needs of n numbers: elements of a state of a storage of `from`, from element
-// `at` of the whole model's on. It goes to the storage itself or to its copies.
+// Stores what this rank needs of n numbers: elements of a state of a storage of `from`, from
+// element `at` of the whole model's on. It goes to the storage itself or to its copies.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage,
                                     int64_t at, int64_t n, const float *floats) {
     for (int i = 0; state_taken(&s->plan, kind) && i < s->plan.model->storages; i++) {
@@ -201,8 +202,9 @@ static inline int64_t state_piece_ends(const StatePiece *p) {
 }
 // Copies the pieces of a state file, of model `from`, into the store. verify: this rank reads all
 // of the file and checks its checksum; otherwise only the pieces that it needs. filled[state *
-// storages of `from` + storage] counts elements, and as many numbers behind these say whether pieces
-// follow one another without gap or overlap (state_piece_ends). Returns false, with the reason, if the file must not be used.
+// storages of `from` + storage] counts elements, and as many numbers behind these say whether
+// pieces follow one another without gap or overlap (state_piece_ends). Returns false, with the
+// reason, if the file must not be used.
 static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify,
                                    uint64_t bytes, uint64_t checksum, int64_t *filled, Text *why) {
     FILE *f = open_regular(path);

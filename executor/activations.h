@@ -157,9 +157,9 @@ typedef struct {
     // where steps overlap: number of the step's first micro-batch, and micro-batches of a step;
     // else 0
     int64_t first_micro, step_micros;
-    float *host_logits;            // (Vp)
-    float *host_weights;           // (rows) of clipped samples
-    ExpertLoads loads;             // of a pass
+    float *host_logits;  // (Vp)
+    float *host_weights; // (rows) of clipped samples
+    ExpertLoads loads;   // of a pass
     GrownRows grown;
     double *losses, *right;        // [samples of a pass] for Pass
     double *message;               // [samples of a pass + ranks] for executor_share()

@@ -13,6 +13,7 @@
 #include "executor/deferred.h"
 #include "executor/expert_loads.h"
 #include "model/architecture.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"
@@ -428,11 +429,11 @@ static inline void routed_arrivals(Executor *e, const int32_t *loads, int32_t *a
     }
     free(all);
 }
-// Makes place for `rows` rows of experts in the buffers of a unit and micro-batch, or (gradients) in
-// those of their gradients, if there is less.
+// Makes place for `rows` rows of experts in the buffers of a unit and micro-batch, or (gradients)
+// in those of their gradients, if there is less.
 static inline void routed_make_place(Executor *e, const Action *a, int64_t rows, bool gradients) {
-    const int64_t micro = executor_micro(e, a), set = gradients ? micro % e->gradient_sets
-                                                               : micro % e->shape.limits.in_flight,
+    const int64_t micro = executor_micro(e, a),
+                  set = gradients ? micro % e->gradient_sets : micro % e->shape.limits.in_flight,
                   planned = e->shape.rows * e->shape.T * e->model->quantity[OF_ARRIVALS];
     GrownRows *g = &e->grown;
     int64_t *place = &(gradients ? g->gradients : g->values)[set * e->model->units + a->unit];

@@ -1,10 +1,13 @@
-// expert_loads.h: how many tokens go to each expert, layer by layer: those of a step, for the log, and
-// those that a step is going to have, for Switch's loss.
+// expert_loads.h: how many tokens go to each expert, layer by layer: those of a step, for the log,
+// and those that a step is going to have, for Switch's loss.
 #ifndef EXPERT_LOADS_H
 #define EXPERT_LOADS_H
 
 #include "base/base.h"
 #include "comm/comm.h"
+#include "comm/records.h"
+#include "model/architecture.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"

@@ -25,8 +25,8 @@
 #include "base/base.h"
 
 typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
-// Blocks have a storage each, and one of their experts, unless they share them; every other class is
-// one storage.
+// Blocks have a storage each, and one of their experts, unless they share them; every other class
+// is one storage.
 typedef enum {
     STORAGE_WTE,
     STORAGE_WPE,
@@ -146,7 +146,7 @@ typedef struct {
     OP(HEAD_NORM,      HEAD_NORM,   1, 1, 1, 2)                                                    \
     /* out = causal attention(in) */                                                               \
     OP(ATTENTION,      ATTENTION,   1, 1, 1, 0)                                                    \
-    /* out = silu(first half of in) * second half, of all rows, or of those that stats count */                                                  \
+    /* out = silu(first half of in) * second half, of all rows, or of those that stats count */    \
     OP(SWIGLU,         SWIGLU,      1, 1, 1, 0)                                                    \
     /* out = max(in, 0)^2 */                                                                       \
     OP(RELU2,          RELU2,       1, 1, 0, 0)                                                    \

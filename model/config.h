@@ -72,8 +72,8 @@ static inline Router gpt_router(const GptConfig *c) {
     const Router r = {.experts = c->experts, .groups = gpt_groups(c), .top_k = c->top_k};
     return r;
 }
-// Divides the experts over so many ranks, which plan for `buffer` times the mean number of rows (0: for
-// the most that there can be). Ends with EXIT_INPUT if that is not possible.
+// Divides the experts over so many ranks, which plan for `buffer` times the mean number of rows
+// (0: for the most that there can be). Ends with EXIT_INPUT if that is not possible.
 static inline GptConfig gpt_divide_experts(GptConfig c, int64_t ranks, double buffer) {
     const Architecture *a = &architectures[c.arch];
     if (ranks == 1 || !c.experts) { return c; }

@@ -3,11 +3,12 @@
 //
 // Units     are what a schedule computes: 0 is the embedding, 1..L are the blocks, and L + 1 is the
 //           head (final layernorm and classifier).
-// Storages  are contiguous buffers of parameters: wte | wpe | one per block | experts | lnf. Each unit uses
-//           some: the embedding {wte, wpe}, a block its own, the head {lnf, wte}. The embedding and
-//           the head use the same wte; that is the tie. Blocks may share a storage in the same way
-//           (GptShare; pseudo.h), which only reduces the number of storages. All code that shards,
-//           gathers, saves or moves parameters refers to storages by number.
+// Storages  are contiguous buffers of parameters: wte | wpe | one per block | experts, one per
+//           block | lnf. Each unit uses some: the embedding {wte, wpe}, a block its own, the head
+//           {lnf, wte}. The embedding and the head use the same wte; that is the tie. Blocks may
+//           share a storage in the same way (GptShare; pseudo.h), which only reduces the number of
+//           storages. All code that shards, gathers, saves or moves parameters refers to storages
+//           by number.
 // Tensors   are parts of a storage. In memory the tensors of a block are contiguous; on disk, in
 //           llm.c's format, all layers of a tensor are.
 #ifndef GPT_H

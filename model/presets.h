@@ -12,8 +12,8 @@ typedef struct {
     const char *keys; // as --model has them
 } GptDescriptor;
 
-// M6-10T (arXiv 2110.03888), of which its authors gave the layers, the channels, the experts and their
-// width; positions and vocabulary are M6's, as far as they are known.
+// M6-10T (arXiv 2110.03888): layers, channels, experts and their width as a published survey has
+// them; positions and vocabulary are our own choice.
 #define M6_10T                                                                                     \
     "layers=48,channels=1024,heads=16,experts=10240,prototypes=80,expert_ffn=9984,vocab=21128,"    \
     "positions=512"

@@ -14,6 +14,7 @@
 
 #include "base/base.h"
 #include "model/architecture.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "ops/ops.h"
 
@@ -549,8 +550,8 @@ typedef struct {
 #define OPS_ROUTER     {.part = {router_forward, router_backward_input, router_backward_weight},   \
                         .flops = linear_flops}
 #define OPS_DISPATCH   {.part = {dispatch_forward, dispatch_backward_input}}
-#define OPS_EXPERTS    {.part = {experts_forward, experts_backward_input, experts_backward_weight}, \
-                        .flops = experts_flops}
+#define OPS_EXPERTS    {.part = {experts_forward, experts_backward_input,                          \
+                        experts_backward_weight}, .flops = experts_flops}
 #define OPS_COMBINE    {.part = {combine_forward, combine_backward_input}}
 #define OPS_EXCHANGE   {.part = {NULL}} // the executor sends what it says
 // unit_losses() is its forward part, in evaluations; dp.h has its parts of samples

@@ -82,8 +82,8 @@ static inline ActionCost link_cost(const Costs *c, double bytes) {
 }
 // Returns of how many alike the pass of an action is one: of each part of a unit.
 static inline int parts_of_pass(const Costs *c, const Action *a) {
-    const bool cut = a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT ||
-                     a->kind == ACT_RECOMPUTE;
+    const bool cut =
+        a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_RECOMPUTE;
     return cut ? unit_parts(gpt_unit_spec(c->model, gpt_unit_class(c->model, a->unit))) : 1;
 }
 // Returns the cost of the messages of an action on each kind of link.

@@ -24,6 +24,7 @@
 #include "schedule/cyclic_windows.h"
 #include "schedule/schedule.h"
 #include "schedule/validator.h"
+#include "state/optimizer.h"
 #include "state/planned.h"
 #include "state/policy.h"
 

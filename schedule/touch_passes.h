@@ -280,9 +280,7 @@ static inline void touch_passes(TouchPlan *p, int rank, const Action *x) {
     case ACT_RECOMPUTE:
         touch_saved(p, rank, x);
         if (x->part) { touch_crosses(p, TOUCH_FREE, x, x->part, false, true); }
-        if (!touch_is_last(p, x)) {
-            touch_crosses(p, TOUCH_TAKE, x, x->part + 1, false, false);
-        }
+        if (!touch_is_last(p, x)) { touch_crosses(p, TOUCH_TAKE, x, x->part + 1, false, false); }
         touch_rows(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
         break;
     case ACT_CLIP: touch_clip(p, rank, x); break;

@@ -9,6 +9,8 @@
 #include "base/base.h"
 #include "comm/group.h"
 #include "comm/records.h"
+#include "model/architecture.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "ops/ops.h"
 #include "state/disk.h"

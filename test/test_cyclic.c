@@ -936,8 +936,8 @@ static void check_layout(uint64_t seed, bool large) {
     if (cuts && !draw_cut(&d, units, N, run, cut, sizeof cut)) { return; }
     const int width = 4 << draw(&d, 0, 2), vocab = 128 << draw(&d, 0, 3);
     const int arch = draw(&d, 0, ARCHITECTURES - 1); // blocks with experts are refused
-    const GptConfig config = {units - 2, 1, width, vocab, vocab, 8,
-                              architectures[arch].experts ? 0 : arch};
+    const GptConfig config = {
+        units - 2, 1, width, vocab, vocab, 8, architectures[arch].experts ? 0 : arch};
     const GptModel m = gpt_model_shared(config, share);
     Options o;
     memset(&o, 0, sizeof o);

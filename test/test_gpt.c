@@ -930,8 +930,8 @@ static void check_backward(const Architecture *a, const UnitSpec *u) {
         const int outputs = adds ? 2 : n->kind == OP_CLASSIFIER || n->kind == OP_ROUTER ? 0 : 1;
         for (int v = 0; v < outputs; v++) {
             // the gradient of GELU's output is that of its input
-            const int of = n->kind == OP_LINEAR_GELU || n->kind == OP_EXPERTS_GELU ? n->out[0]
-                                                                                    : n->out[v];
+            const int of =
+                n->kind == OP_LINEAR_GELU || n->kind == OP_EXPERTS_GELU ? n->out[0] : n->out[v];
             const ValueSpec *value = &u->values[of];
             fits(known[of], a, u, i, "the gradient of its output is never made");
             const GradientSpec *g = &u->gradients[value->gradient];
@@ -961,8 +961,8 @@ static void check_shapes(const Architecture *a, const UnitSpec *u, int *uses) {
     for (int i = 0; i < u->op_count; i++) {
         const OpNode *n = &u->ops[i];
         const ValueSpec *in = &u->values[n->in[0]], *out = &u->values[n->out[0]];
-        const bool linear = op_kinds[n->kind].flops && n->kind != OP_ATTENTION &&
-                            n->kind != OP_CLASSIFIER;
+        const bool linear =
+            op_kinds[n->kind].flops && n->kind != OP_ATTENTION && n->kind != OP_CLASSIFIER;
         for (int p = 0; p < arity_of(n->kind).params; p++) {
             if (n->params[p] == NO_TENSOR) { continue; }
             const TensorSpec *t = &a->tensors[n->params[p]];

@@ -91,8 +91,8 @@ static int64_t plain_fill(const OffloadTier *tier, unsigned char *gone, const Of
 
 static GptModel draw_model(void) {
     const int layers = 1 + draw(9), heads = 1 + draw(2);
-    const GptConfig config = {layers, heads, heads * (4 + 4 * draw(8)), 50 + draw(300),
-                              0,      8 << draw(4)};
+    const GptConfig config = {layers,         heads, heads * (4 + 4 * draw(8)),
+                              50 + draw(300), 0,     8 << draw(4)};
     GptConfig padded = config_with(config, draw(ARCHITECTURES));
     padded.padded_vocab = round_up(config.vocab, 1 + draw(128));
     if (toss()) { return gpt_model(padded); }

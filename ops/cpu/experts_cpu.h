@@ -1,5 +1,5 @@
-// experts_cpu.h: mixtures of experts on the CPU: the router, the copies of rows to experts and back,
-// the experts' matrix products. The contract is ops.h.
+// experts_cpu.h: mixtures of experts on the CPU: the router, copies of rows to experts and back,
+// the matrix products of experts. The contract is ops.h.
 #ifndef EXPERTS_CPU_H
 #define EXPERTS_CPU_H
 
@@ -26,7 +26,7 @@ static inline float router_softmax(float *z, int64_t n) {
         sum += z[e];
     }
     for (int64_t e = 0; e < n; e++) { z[e] = (float)(z[e] / sum); }
-    return most + (float)log(sum);
+    return sum > 0 ? most + (float)log(sum) : NAN;
 }
 // Writes the top_k experts of a group, from the largest p + bias on, and their weights.
 static inline void router_choose(int32_t *chosen, float *weight, const float *p, const Real *bias,

@@ -1,5 +1,5 @@
-// experts_cuda.cuh: mixtures of experts have no kernels for GPUs yet. A run with experts on a GPU is
-// refused when it is planned (plan/plan_make.h), so nothing calls these.
+// experts_cuda.cuh: mixtures of experts have no kernels for GPUs yet. A run with experts on a GPU
+// is refused when it is planned (plan/plan_make.h), so nothing calls these.
 #ifndef EXPERTS_CUDA_CUH
 #define EXPERTS_CUDA_CUH
 
