@@ -235,8 +235,9 @@
       "needs aux: nothing else has the loss")                                                      \
     X("moe-buffer", "expert-parallel", o->moe_buffer > 0 && o->expert_parallel < 2,                \
       "no rows come from other ranks: leave it out")                                               \
-    X("moe-buffer", "offload", o->moe_buffer > 0 && o->offload == OFFLOAD_ALL,                     \
-      "(all) activations on the host have the place that was planned: leave it out")               \
+    X("moe-buffer", "offload",                                                                     \
+      o->moe_buffer > 0 && o->offload == OFFLOAD_ALL && o->recompute != RECOMPUTE_BLOCK,           \
+      "(all) activations on the host have the place that was planned: give --recompute block")     \
     X("moe-balance", "cyclic", o->moe_balance == BALANCE_AUX && o->cyclic,                         \
       "(aux) the loads of a whole step are not known before it begins: give bias")                 \
     X("moe-balance", "dp-noise", o->moe_balance && PRIVATE,                                        \
