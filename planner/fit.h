@@ -219,7 +219,9 @@ static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
     const Cluster *c = &f->machine.cluster;
     const bool staged = strcmp(w->pipeline, "1") != 0,
                apart = c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
-    return (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
+    const bool plain = !w->quantized_weights && !w->quantized_gradients && w->partition == 1;
+    return (plain || !f->spec->model.config.experts) && // plan_make.h: plan_check_experts()
+           (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
            (apart || w->partition == 1) && fit_allows(f, OPTION_INDEX_zero, o->zero, w->zero) &&
            fit_allows(f, OPTION_INDEX_zero_quantized_weights, o->zero_quantized_weights,
                       w->quantized_weights) &&

@@ -458,6 +458,8 @@ REFUSED_FLAGS = """
 --cyclic v1 --dry-run --cluster 1x1
 --moe-aux-coefficient 0.1
 --moe-buffer 2
+--expert-parallel 2 --fit
+--expert-parallel 2 --plan
 --expert-parallel 2
 --share-lr 1e-3
 --delink-at 5
