@@ -74,9 +74,9 @@ static const HelpTopic help_topics[] = {
      {"./train_gpt --model "
       "\"arch=llama,layers=6,heads=6,channels=384,experts=8,top_k=2,expert_ffn=512\"",
       "mpirun -np 4 ./train_gpt --model mixtral:8x7B --expert-parallel 4 --moe-balance bias"},
-     "  token a -> router -> [expert 1]   [expert 2]   of all experts a token goes to\n"
-     "                         |   rank 0    | rank 1   the top_k likeliest, on whatever\n"
-     "  token a <- their outputs, summed by weight      rank they are; none is dropped\n"},
+     "  token a -> router -> [expert 1] [expert 2] | [expert 3] [expert 4]  a token\n"
+     "                          rank 0    |            rank 1      |     goes to its\n"
+     "  token a <- sum of: weight x output  <---- weight x output           top_k\n"},
     {"privacy",
      "differentially private training",
      {"./train_gpt --dp-epsilon 3 --dp-delta 1e-6 --steps 1000 --out out/private",

@@ -478,6 +478,7 @@ static inline void traffic_restore(Run *r, const TrafficCounts *c) {
 }
 // The pass over a step's samples that Switch's loss needs before the step.
 static inline void look_at_loads(Run *r, const Pass *pass) {
+    store_wait_all(&r->store); // what the last step still sends counts for it
     const TrafficCounts before = traffic_counts(r);
     executor_look_at_loads(&r->executor, &r->plan->evaluation, pass);
     traffic_restore(r, &before);

@@ -1618,7 +1618,7 @@ static void check_case(const Case *c, const char *folder) {
              "--micro-batch %d --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 "
              "--val-every 0 "
              "--threads 1 --log %s/log --export %s/export.bin >%s/out",
-             what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ",
+             what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--log-every ",
              c->slack ? c->slack : c->rule == CYCLIC_V1,
              c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, c->micro ? c->micro : REF_ROWS,
              REF_STEPS, folder, folder, folder);
