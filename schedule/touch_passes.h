@@ -50,14 +50,18 @@ static inline void touch_crosses(TouchPlan *p, TouchUse use, const Action *x, in
     touch_rows(p, use, RES_CROSSES, x->unit, 2 * part + back,
                touch_name(RES_CROSSES, 4 * (int64_t)x->unit + 2 * back + received, x->micro), x);
 }
+static inline uint64_t touch_recomputed(const Action *x) {
+    return touch_name(RES_RECOMPUTED, x->unit, x->micro);
+}
 static inline void touch_exchange(TouchPlan *p, int rank, const Action *x) {
     const bool back = x->kind == ACT_EXCHANGE_BACK;
     if (!x->rows) { return; }
-    if (back) {
-        touch_work(p, TOUCH_READ, x);
-    } else {
-        touch_activations(p, TOUCH_READ, rank, x->unit, x);
+    // rows of experts: how many go where, and come from where, is among the activations
+    touch_activations(p, TOUCH_READ, rank, x->unit, x);
+    if (!back || p->program->recompute) {
+        touch_rows(p, TOUCH_READ, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
     }
+    if (back) { touch_work(p, TOUCH_READ, x); }
     touch_crosses(p, TOUCH_FREE, x, x->part, back, false);
     touch_crosses(p, TOUCH_TAKE, x, x->part, back, true);
 }
@@ -82,6 +86,11 @@ static inline void touch_forward(TouchPlan *p, int rank, const Action *x) {
                                     : TOUCH_TAKE,
                           rank, x->unit, x);
     }
+    if (p->program->map.parts > 1) { // what a part has made, the next message reads
+        touch_rows(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, touch_recomputed(x), x);
+    } else {
+        touch_add(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, 1);
+    }
     if (!last) {
         touch_crosses(p, TOUCH_TAKE, x, x->part + 1, false, false);
         return;
@@ -91,11 +100,7 @@ static inline void touch_forward(TouchPlan *p, int rank, const Action *x) {
                    touch_input_place(p, rank, x->unit + 1, x->micro),
                    touch_input_name(x->unit + 1, x->micro), x);
     }
-    touch_add(p, TOUCH_WRITE, RES_RECOMPUTED, 0, 0, 1);
     touch_rows(p, TOUCH_ADD, RES_SAMPLES, x->unit, 0, touch_name(RES_SAMPLES, x->unit, 0), x);
-}
-static inline uint64_t touch_recomputed(const Action *x) {
-    return touch_name(RES_RECOMPUTED, x->unit, x->micro);
 }
 // What each backward action reads: its activations, its input, the gradient of its output, and
 // recomputed activations of blocks.

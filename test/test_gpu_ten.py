@@ -415,7 +415,8 @@ ptxas info    : Used 8 registers
         for name, m in gpu_table.MODELS.items():
             case = gpu_ten.CASES[name]
             self.assertEqual((case.rows, case.T), (m.B, m.T))
-            flags = f"--model {case.model} --seq-len {m.T} --micro-batch {m.B} --dry-run --json"
+            flags = f"--model {case.model} --seq-len {m.T} --micro-batch {m.B} --dry-run --json "
+            flags += "--cluster 1x1,gpu=h200"
             words = [harness.BINARY, *flags.split(), "--batch-tokens", str(m.B * m.T)]
             start = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
             self.assertEqual(gpu_table.parameters_of(m), start["parameters"], name)

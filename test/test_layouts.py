@@ -308,12 +308,12 @@ class Layouts(harness.TestCase):
         layouts = (
             dict(ranks=1, micro_batch=4),
             dict(ranks=2, micro_batch=1, zero=2),
+            dict(ranks=2, micro_batch=2, recompute="block"),
             dict(ranks=4, micro_batch=1, zero=3, offload="all"),
             dict(ranks=4, micro_batch=2, pipeline="2", zero=1),
             dict(ranks=2, micro_batch=2, pipeline="2", pipeline_schedule="zero-bubble"),
         )
         refused = (
-            (dict(ranks=2, recompute="block"), "messages inside its blocks: not with --recompute"),
             (dict(ranks=2, cyclic="v1"), "messages inside its blocks: not with --cyclic"),
             (dict(ranks=3), "must have equally many tokens"),
         )

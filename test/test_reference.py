@@ -918,7 +918,7 @@ class Precision(Check):
 # ------------------------------------------------------------------------------------------------
 MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
 UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h"
-PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
+PSEUDO_H, CYCLIC_H, RATES, MAIN = "pseudo.h", "cyclic.h", "state/learning_rate.h", "train_gpt.c"
 BETWEEN = "run/between_steps.h"
 # (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
 # Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
@@ -1032,23 +1032,23 @@ FAULTS = [
     ),
     # learning rates
     ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
-    ("rate of vectors", "model/gpt.h", "return {!t->rows.times ==> false} ? RATE_VECTORS"),
+    ("rate of vectors", "model/gpt.h", ": {!t->rows.times ==> false} ? RATE_VECTORS"),
     (
         "last part",
-        FLAGS,
+        RATES,
         "peak + (last - peak) * {(step - from) ==> (step + 1 - from)} / (steps - from);",
     ),
-    ("cosine", FLAGS, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
-    ("cosine", FLAGS, "last = {peak * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
-    ("linear", FLAGS, "peak + (last - peak) * {done ==> done * done};"),
-    ("linear", FLAGS, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
-    ("wsd", FLAGS, "double from = {(1 - o->lr_last_part) ==> 0.75} * steps;"),
+    ("cosine", RATES, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
+    ("cosine", RATES, "last = {peak * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
+    ("linear", RATES, "peak + (last - peak) * {done ==> done * done};"),
+    ("linear", RATES, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
+    ("wsd", RATES, "double from = {(1 - o->lr_last_part) ==> 0.75} * steps;"),
     (
         "wsd",
-        FLAGS,
+        RATES,
         "(1 - {sqrt((step - from) / (steps - from)) ==> (step - from) / (steps - from)})",
     ),
-    ("constant", FLAGS, "peak * (step + {1 ==> 0}) / o->warmup"),
+    ("constant", RATES, "peak * (step + {1 ==> 0}) / o->warmup"),
     # clipping and skipping
     (
         "clip where it sometimes does nothing",
@@ -1191,7 +1191,7 @@ FAULTS = [
     (
         "speed",
         TRAINER,
-        "plan->machine->rates.peak_flops_per_s * {r->comm->ranks ==> 1}),",
+        "mfu_of(work.flops, seconds, work.peak * {work.ranks ==> 1}),",
     ),
 ]
 
