@@ -36,6 +36,7 @@
 #include "schedule/schedule.h"
 #include "state/disk.h"
 #include "state/learning_rate.h"
+#include "state/gather.h"
 #include "state/planned.h"
 #include "state/store.h"
 #include "state/update.h"
