@@ -466,19 +466,19 @@ static bool print_without_model(const Config *c, const Comm *comm) {
     }
     return true;
 }
-// Prints the plan, for --dry-run and --show-schedule. room: see print_start().
+// Prints the plan, for --dry-run and --show-schedule. memory: see print_start().
 static void print_plan(const RunPlans *plans, Privacy privacy, const Data *data, const Comm *comm,
-                       const MemoryRoom *room) {
+                       const MemoryHere *memory) {
     const Options *o = &plans->first->config->options;
     if (o->show_schedule) {
         show_schedule(plans->first);
     } else if (o->json) {
         TextBuffer line = {};
-        json_add_start(&line, plans, &privacy, comm, room);
+        json_add_start(&line, plans, &privacy, comm, memory);
         printf("%s}\n", line.text);
         free(line.text);
     } else {
-        print_start(plans, &data->train, comm, room);
+        print_start(plans, &data->train, comm, memory);
     }
 }
 // The same. --dry-run of the ranks that there are ends the program as the run would
@@ -486,10 +486,10 @@ static void print_plan(const RunPlans *plans, Privacy privacy, const Data *data,
 static void answer_plans(const RunPlans *plans, Privacy privacy, const Data *data, Comm *comm) {
     const Options *o = &plans->first->config->options;
     const bool here = o->dry_run && !o->show_schedule && !*o->cluster;
-    MemoryRoom room = {};
-    if (here) { room = memory_room(plans, comm); }
-    if (comm->rank == 0) { print_plan(plans, privacy, data, comm, here ? &room : NULL); }
-    if (!here || room.fits) { return; }
+    MemoryHere memory = {};
+    if (here) { memory = memory_here(plans, comm); }
+    if (comm->rank == 0) { print_plan(plans, privacy, data, comm, here ? &memory : NULL); }
+    if (!here || memory.fits) { return; }
     output_flush();
     comm_barrier(comm); // what is printed comes before the message
     check_memory(plans->first, comm);

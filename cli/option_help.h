@@ -108,10 +108,10 @@ static inline void help_wrap(FILE *to, const char *text, int at) {
 }
 // Prints a flag on one line: of its help as many words as fit.
 static inline void help_line(FILE *to, const OptionSpec *spec, const char *names) {
-    const int room = ROW_COLUMNS - HELP_SHORT_INDENT;
+    const int width = ROW_COLUMNS - HELP_SHORT_INDENT;
     int n = (int)strcspn(spec->help, ";(");
-    if (n > room) {
-        for (n = room - 3; spec->help[n] != ' ';) { n--; }
+    if (n > width) {
+        for (n = width - 3; spec->help[n] != ' ';) { n--; }
     }
     const bool cut = spec->help[n] == ' ';
     while (n > 0 && spec->help[n - 1] == ' ') { n--; }

@@ -191,14 +191,20 @@ static inline void placement_free(Placement *p) {
     free(p->stage);
     memset(p, 0, sizeof *p);
 }
-// Returns the stage of a rank; 0 if the rank has none.
-static inline int placement_stage_of_rank(const Placement *p, int rank) {
+// Returns the stage of a rank, and writes its place among the stage's ranks; both are 0 if the rank
+// has none.
+static inline int placement_find_rank(const Placement *p, int rank, int *place) {
     for (int s = 0; s < p->stages; s++) {
-        for (int i = 0; i < p->stage[s].replicas; i++) {
-            if (p->stage[s].ranks[i] == rank) { return s; }
+        for (*place = 0; *place < p->stage[s].replicas; (*place)++) {
+            if (p->stage[s].ranks[*place] == rank) { return s; }
         }
     }
+    *place = 0;
     return 0; // --cluster: the first stage represents the others
+}
+static inline int placement_stage_of_rank(const Placement *p, int rank) {
+    int place;
+    return placement_find_rank(p, rank, &place);
 }
 static inline int placement_stage_of_unit(const Placement *p, int unit) {
     int s = 0;

@@ -389,23 +389,17 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const CommRequest none = {.number = 0};
     transfer_open(e, a, pass->training, none, link);
 }
-// Returns what ranks exchange of rows of experts, as if all experts had equally many.
-static inline ZeroMessage routed_message(const StatePlan *s, const Action *a, int64_t T) {
-    const ProcessGroup *ranks = &s->expert_ranks;
-    const int64_t rows = a->rows * T * gpt_choices(&s->model->config);
-    const ZeroMessage m = {COMM_ALL_TO_ALL, &ranks->all, ranks->each,
-                           rows * gpt_width(s->model) * dtype_size(s->dtype) / ranks->all.n};
-    return m;
-}
-// Returns the message before a part of a unit, which the ranks with its storage exchange.
+// Returns the message before a part of a unit: what the ranks with its storage exchange, or, of
+// rows of experts, what the ranks that have these do if all experts have equally many.
 static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
     const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
     const OpNode *n = unit_message(spec, a->part);
-    if (n->stats[0]) { return routed_message(s, a, T); }
-    const int64_t width = value_width(s->model, &spec->values[n->in[0]]);
-    const ProcessGroup *owners = s->rows[a->storage].owners;
-    const ZeroMessage m = {COMM_ALL_TO_ALL, &owners->all, owners->each,
-                           a->rows * T * width * dtype_size(s->dtype) / owners->all.n};
+    const bool routed = n->stats[0];
+    const ProcessGroup *ranks = routed ? &s->expert_ranks : s->rows[a->storage].owners;
+    const int64_t width = routed ? gpt_choices(&s->model->config) * gpt_width(s->model)
+                                 : value_width(s->model, &spec->values[n->in[0]]);
+    const ZeroMessage m = {COMM_ALL_TO_ALL, &ranks->all, ranks->each,
+                           a->rows * T * width * dtype_size(s->dtype) / ranks->all.n};
     return m;
 }
 // Writes the bounds of rows among the ranks of experts, of counts[ranks][experts of each].
@@ -457,50 +451,43 @@ static inline void routed_make_place(Executor *e, const Action *a, int64_t rows,
         }
     }
 }
-// Sends rows to the ranks of their experts (architecture.h: EXCHANGE), or from there; back:
-// gradients, the other way.
-static inline void run_routed(Executor *e, const Action *a, const Work *w, const OpNode *n) {
-    UnitCall call = executor_call(e, w);
-    const UnitCall *c = &call;
+// Finds the bounds of the rows of experts that a message sends and brings, in rows, and makes place
+// for those that come. bounds: [2 (ranks + 1)]
+static inline void routed_prepare(Executor *e, const Action *a, const UnitCall *c, const OpNode *n,
+                                  int64_t *bounds) {
     const bool back = a->kind == ACT_EXCHANGE_BACK;
-    const Group *g = &e->store->plan.expert_ranks.all;
+    const int ranks = e->store->plan.expert_ranks.all.n;
     int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
             *comes = (int32_t *)c->buffers.value[n->stats[!back]];
-    int64_t *to = new_array(int64_t, 2 * (g->n + 1), "rows of experts"), *from = to + g->n + 1;
-    const CommLabel label = {"rows of experts", a->unit, e->step};
     if (!back && a->part == 1) { routed_arrivals(e, sent, comes); }
-    routed_bounds(e->model, sent, to);
-    routed_bounds(e->model, comes, from);
+    routed_bounds(e->model, sent, bounds);
+    routed_bounds(e->model, comes, bounds + ranks + 1);
     // what comes first, forward or back, is as much as what is made of it
-    if (a->part == 1 + back) {
-        routed_make_place(e, a, from[g->n], back);
-        call = executor_call(e, w);
-    }
-    CommRequest r = comm_all_to_all_begin(
-        e->comm, label, g,
-        back ? (void *)gradient_buffer(c, n->out[0]) : c->buffers.value[n->in[0]], to,
-        back ? (void *)gradient_buffer(c, n->in[0]) : c->buffers.value[n->out[0]], from,
-        (size_t)gpt_width(e->model) * ops_real_bytes());
-    comm_wait(e->comm, &r);
-    free(to);
+    if (a->part == 1 + back) { routed_make_place(e, a, bounds[2 * ranks + 1], back); }
 }
+// Runs the message before a part of a unit (architecture.h: EXCHANGE); back: gradients, the other
+// way.
 static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) {
     const int64_t T = pass->data->options.T;
     const Work w = executor_work(e, a->unit, executor_micro(e, a), a->rows, T);
-    const UnitCall c = executor_call(e, &w);
+    UnitCall c = executor_call(e, &w);
     const OpNode *n = unit_message(c.unit, a->part);
-    if (n->stats[0]) {
-        run_routed(e, a, &w, n);
-        return;
+    const bool back = a->kind == ACT_EXCHANGE_BACK, routed = n->stats[0];
+    ZeroMessage m = exchange_message(&e->store->plan, a, T);
+    int64_t *bounds = routed ? new_array(int64_t, 2 * (m.group->n + 1), "rows of experts") : NULL;
+    if (routed) {
+        routed_prepare(e, a, &c, n, bounds);
+        c = executor_call(e, &w); // its buffers may be others now
+        m.bounds = bounds;
+        m.element_bytes = (size_t)gpt_width(e->model) * ops_real_bytes();
     }
-    const bool back = a->kind == ACT_EXCHANGE_BACK;
-    const ZeroMessage m = exchange_message(&e->store->plan, a, T);
-    const CommLabel label = {"rows of a unit", a->unit, e->step};
+    const CommLabel label = {routed ? "rows of experts" : "rows of a unit", a->unit, e->step};
     CommRequest r = comm_all_to_all_begin(
         e->comm, label, m.group, back ? gradient_buffer(&c, n->out[0]) : c.buffers.value[n->in[0]],
-        m.bounds, back ? gradient_buffer(&c, n->in[0]) : c.buffers.value[n->out[0]], m.bounds,
-        m.element_bytes);
+        m.bounds, back ? gradient_buffer(&c, n->in[0]) : c.buffers.value[n->out[0]],
+        routed ? bounds + m.group->n + 1 : m.bounds, m.element_bytes);
     comm_wait(e->comm, &r);
+    free(bounds);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;

@@ -31,13 +31,10 @@ static inline void expert_loads_free(ExpertLoads *l) { free_all(l->loads, l->all
 static inline void expert_loads_clear(ExpertLoads *l) {
     if (l->loads) { memset(l->loads, 0, (size_t)(l->layers * l->experts) * sizeof *l->loads); }
 }
-// Counts the choices of a block's forward pass.
+// Adds the loads of a block's forward pass.
 static inline void expert_loads_count(ExpertLoads *l, const UnitCall *c, int unit) {
-    const OpNode *n = unit_op(c->unit, OP_ROUTER);
-    const Route route = route_at((float *)c->buffers.value[n->stats[0]], c->rows * c->T,
-                                 gpt_choices(&c->model->config));
-    int64_t *loads = l->loads + (unit - 1) * l->experts;
-    for (int64_t i = 0; i < route.N * route.choices; i++) { loads[route.expert[i]]++; }
+    const int32_t *loads = (const int32_t *)c->buffers.value[unit_op(c->unit, OP_ROUTER)->stats[1]];
+    for (int64_t e = 0; e < l->experts; e++) { l->loads[(unit - 1) * l->experts + e] += loads[e]; }
 }
 // Adds up the loads of all ranks, on each. All ranks call it.
 static inline void expert_loads_sum(ExpertLoads *l, Comm *comm) {

@@ -284,6 +284,31 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     {.name = "darrived", .width = CHANNELS_X1, .rows = ONE_OF(OF_ARRIVALS)}, {                     \
         .name = "dback", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)                          \
     }
+// The operations of such a block between `from`, which the experts read, and the block's output. a:
+// the prefix of the names of its values and tensors; a_EXPERTS_OF(rows, loads) makes a_MADE.
+#define EXPERT_OPS(a, from)                                                                        \
+    EXPERT_ROUTE(a, from), a##_EXPERTS_OF(a##_ROWS, a##_LOADS), EXPERT_SUM(a, a##_MADE)
+#define EXCHANGE_OPS(a, from)                                                                      \
+    EXPERT_ROUTE(a, from), EXPERT_EXCHANGE(a##_ROWS, a##_ARRIVED, a##_LOADS, a##_ARRIVALS),        \
+        a##_EXPERTS_OF(a##_ARRIVED, a##_ARRIVALS),                                                 \
+        EXPERT_EXCHANGE(a##_MADE, a##_BACK, a##_ARRIVALS, a##_LOADS), EXPERT_SUM(a, a##_BACK)
+#define EXPERT_ROUTE(a, from)                                                                      \
+    {.kind = OP_ROUTER,                                                                            \
+     .in = {from},                                                                                 \
+     .out = {a##_P},                                                                               \
+     .stats = {a##_ROUTE, a##_LOADS},                                                              \
+     .params = {a##_ROUTERW, a##_ROUTERB}},                                                        \
+    {                                                                                              \
+        .kind = OP_DISPATCH, .in = {from}, .out = {a##_ROWS}, .stats = { a##_ROUTE }               \
+    }
+#define EXPERT_EXCHANGE(from, to, sent, comes)                                                     \
+    {                                                                                              \
+        .kind = OP_EXCHANGE, .in = {from}, .out = {to}, .stats = { sent, comes }                   \
+    }
+#define EXPERT_SUM(a, made)                                                                        \
+    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {a##_ROUTE}}, {                  \
+        .kind = OP_ADD, .in = {VALUE_Y, a##_RES}, .out = { VALUE_Y }                               \
+    }
 #define UNIT_TABLES(unit)                                                                          \
     .values = unit##_values, .gradients = unit##_gradients, .ops = unit##_ops,                     \
     .value_count = LENGTH_OF(unit##_values), .gradient_count = LENGTH_OF(unit##_gradients),        \

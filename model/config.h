@@ -57,7 +57,6 @@ static inline GptConfig gpt_config_complete(GptConfig c) {
     if (!c.kv_heads) { c.kv_heads = c.heads; }
     if (!c.head_dim && c.heads) { c.head_dim = c.channels / c.heads; }
     if (c.experts && !c.top_k) { c.top_k = c.prototypes ? 1 : 2; }
-    if (c.experts && !c.expert_ffn) { c.expert_ffn = c.ffn; }
     if (!c.ffn) { c.ffn = round_up((int64_t)(d->ffn * (double)c.channels), d->ffn_unit); }
     if (c.experts && !c.expert_ffn) { c.expert_ffn = c.ffn; }
     if (c.theta == 0) { c.theta = d->theta; }
@@ -97,10 +96,6 @@ static inline void gpt_experts_check(const GptConfig *c, const char *source) {
         if (!c->top_k && !c->expert_ffn && !c->prototypes) { return; }
         die(EXIT_INPUT, "give experts, as in \"arch=llama,experts=8,top_k=2,expert_ffn=512\"",
             "model %.100s: top_k, expert_ffn and prototypes are of blocks with experts", source);
-    }
-    if (!architectures[c->arch].experts) {
-        die(EXIT_INPUT, "blocks of arch=gpt2, llama and qwen3 can have experts",
-            "model %.100s: arch=%s has no experts", source, architectures[c->arch].name);
     }
     if (c->experts > 1 << 16 || c->experts % groups || c->top_k < 1 ||
         c->top_k > c->experts / groups || gpt_choices(c) > 1024 || c->expert_ffn > 1 << 22) {

@@ -204,15 +204,7 @@ static const OpNode gpt2_block_ops[] = {
      .params = {FCPROJW, FCPROJB}},
     {.kind = OP_ADD, .in = {VALUE_Y, GPT2_RES}, .out = {VALUE_Y}},
 };
-#define GPT2_ROUTED                                                                                \
-    {.kind = OP_ROUTER,                                                                            \
-     .in = {GPT2_LN2},                                                                             \
-     .out = {GPT2_P},                                                                              \
-     .stats = {GPT2_ROUTE, GPT2_LOADS},                                                            \
-     .params = {GPT2_ROUTERW, GPT2_ROUTERB}},                                                      \
-    {                                                                                              \
-        .kind = OP_DISPATCH, .in = {GPT2_LN2}, .out = {GPT2_ROWS}, .stats = { GPT2_ROUTE }         \
-    }
+// What experts make of `rows`
 #define GPT2_EXPERTS_OF(rows, loads)                                                               \
     {.kind = OP_EXPERTS_GELU,                                                                      \
      .in = {rows},                                                                                 \
@@ -226,29 +218,13 @@ static const OpNode gpt2_block_ops[] = {
             NO_TENSOR                                                                              \
         }                                                                                          \
     }
-#define GPT2_COMBINED(made)                                                                        \
-    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {GPT2_ROUTE}}, {                 \
-        .kind = OP_ADD, .in = {VALUE_Y, GPT2_RES}, .out = { VALUE_Y }                              \
-    }
 static const OpNode gpt2_experts_block_ops[] = {
     GPT2_TO_MLP,
-    GPT2_ROUTED,
-    GPT2_EXPERTS_OF(GPT2_ROWS, GPT2_LOADS),
-    GPT2_COMBINED(GPT2_MADE),
+    EXPERT_OPS(GPT2, GPT2_LN2),
 };
 static const OpNode gpt2_exchange_block_ops[] = {
     GPT2_TO_MLP,
-    GPT2_ROUTED,
-    {.kind = OP_EXCHANGE,
-     .in = {GPT2_ROWS},
-     .out = {GPT2_ARRIVED},
-     .stats = {GPT2_LOADS, GPT2_ARRIVALS}},
-    GPT2_EXPERTS_OF(GPT2_ARRIVED, GPT2_ARRIVALS),
-    {.kind = OP_EXCHANGE,
-     .in = {GPT2_MADE},
-     .out = {GPT2_BACK},
-     .stats = {GPT2_ARRIVALS, GPT2_LOADS}},
-    GPT2_COMBINED(GPT2_BACK),
+    EXCHANGE_OPS(GPT2, GPT2_LN2),
 };
 
 // The head: losses = classifier(layernorm(x))

@@ -245,17 +245,20 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {
      .in = {LLAMA_ATT},                                                                            \
      .out = {LLAMA_RES},                                                                           \
      .params = {LLAMA_ATTPROJW, NO_TENSOR}},                                                       \
-        {.kind = OP_ADD_RMSNORM,                                                                   \
-         .in = {LLAMA_RES, VALUE_X},                                                               \
-         .out = {LLAMA_N2, LLAMA_RES},                                                             \
-         .stats = {LLAMA_RSTD2},                                                                   \
-         .params = {LLAMA_LN2W, NO_TENSOR}},
+    {                                                                                              \
+        .kind = OP_ADD_RMSNORM, .in = {LLAMA_RES, VALUE_X}, .out = {LLAMA_N2, LLAMA_RES},          \
+        .stats = {LLAMA_RSTD2}, .params = {                                                        \
+            LLAMA_LN2W,                                                                            \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
 // From the attention's output to the block's
 #define LLAMA_FROM_ATTENTION                                                                       \
-    LLAMA_TO_MLP{.kind = OP_LINEAR,                                                                \
-                 .in = {LLAMA_N2},                                                                 \
-                 .out = {LLAMA_GATEUP},                                                            \
-                 .params = {LLAMA_GATEUPW, NO_TENSOR}},                                            \
+    LLAMA_TO_MLP,                                                                                  \
+        {.kind = OP_LINEAR,                                                                        \
+         .in = {LLAMA_N2},                                                                         \
+         .out = {LLAMA_GATEUP},                                                                    \
+         .params = {LLAMA_GATEUPW, NO_TENSOR}},                                                    \
         {.kind = OP_SWIGLU, .in = {LLAMA_GATEUP}, .out = {LLAMA_SILU}},                            \
         {.kind = OP_LINEAR,                                                                        \
          .in = {LLAMA_SILU},                                                                       \
@@ -264,17 +267,8 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {
     {                                                                                              \
         .kind = OP_ADD, .in = {VALUE_Y, LLAMA_RES}, .out = { VALUE_Y }                             \
     }
-// The same with experts: rows to them, what they make of `rows`, and back
-#define ROUTED                                                                                     \
-    {.kind = OP_ROUTER,                                                                            \
-     .in = {LLAMA_N2},                                                                             \
-     .out = {LLAMA_P},                                                                             \
-     .stats = {LLAMA_ROUTE, LLAMA_LOADS},                                                          \
-     .params = {LLAMA_ROUTERW, LLAMA_ROUTERB}},                                                    \
-    {                                                                                              \
-        .kind = OP_DISPATCH, .in = {LLAMA_N2}, .out = {LLAMA_ROWS}, .stats = { LLAMA_ROUTE }       \
-    }
-#define EXPERTS_OF(rows, loads)                                                                    \
+// What experts make of `rows`
+#define LLAMA_EXPERTS_OF(rows, loads)                                                              \
     {.kind = OP_EXPERTS,                                                                           \
      .in = {rows},                                                                                 \
      .out = {LLAMA_GATEUP},                                                                        \
@@ -286,24 +280,6 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {
             NO_TENSOR                                                                              \
         }                                                                                          \
     }
-#define COMBINED(made)                                                                             \
-    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {LLAMA_ROUTE}}, {                \
-        .kind = OP_ADD, .in = {VALUE_Y, LLAMA_RES}, .out = { VALUE_Y }                             \
-    }
-#define EXPERTS_FROM_ATTENTION                                                                     \
-    LLAMA_TO_MLP ROUTED, EXPERTS_OF(LLAMA_ROWS, LLAMA_LOADS), COMBINED(LLAMA_MADE)
-#define EXCHANGE_FROM_ATTENTION                                                                    \
-    LLAMA_TO_MLP ROUTED,                                                                           \
-        {.kind = OP_EXCHANGE,                                                                      \
-         .in = {LLAMA_ROWS},                                                                       \
-         .out = {LLAMA_ARRIVED},                                                                   \
-         .stats = {LLAMA_LOADS, LLAMA_ARRIVALS}},                                                  \
-        EXPERTS_OF(LLAMA_ARRIVED, LLAMA_ARRIVALS),                                                 \
-        {.kind = OP_EXCHANGE,                                                                      \
-         .in = {LLAMA_MADE},                                                                       \
-         .out = {LLAMA_BACK},                                                                      \
-         .stats = {LLAMA_ARRIVALS, LLAMA_LOADS}},                                                  \
-        COMBINED(LLAMA_BACK)
 static const OpNode llama_block_ops[] = {
     LLAMA_TO_QKV(NO_TENSOR),
     {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
@@ -322,26 +298,26 @@ static const OpNode qwen3_block_ops[] = {
     LLAMA_FROM_ATTENTION,
 };
 static const OpNode llama_experts_block_ops[] = {
-    LLAMA_TO_QKV(NO_TENSOR),
-    {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
-    LLAMA_ATTENTION(LLAMA_QKV),
-    EXPERTS_FROM_ATTENTION,
+    LLAMA_TO_QKV(NO_TENSOR),     {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
+    LLAMA_ATTENTION(LLAMA_QKV),  LLAMA_TO_MLP,
+    EXPERT_OPS(LLAMA, LLAMA_N2),
 };
 static const OpNode llama_exchange_block_ops[] = {
-    LLAMA_TO_QKV(NO_TENSOR),
-    {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
-    LLAMA_ATTENTION(LLAMA_QKV),
-    EXCHANGE_FROM_ATTENTION,
+    LLAMA_TO_QKV(NO_TENSOR),       {.kind = OP_ROTARY, .in = {LLAMA_QKV}, .out = {LLAMA_QKV}},
+    LLAMA_ATTENTION(LLAMA_QKV),    LLAMA_TO_MLP,
+    EXCHANGE_OPS(LLAMA, LLAMA_N2),
 };
 static const OpNode qwen3_experts_block_ops[] = {
     LLAMA_TO_QKV(NO_TENSOR),
     QWEN3_ATTENTION(EXPERTS_TURNED, EXPERTS_RSTD),
-    EXPERTS_FROM_ATTENTION,
+    LLAMA_TO_MLP,
+    EXPERT_OPS(LLAMA, LLAMA_N2),
 };
 static const OpNode qwen3_exchange_block_ops[] = {
     LLAMA_TO_QKV(NO_TENSOR),
     QWEN3_ATTENTION(EXCHANGE_TURNED, EXCHANGE_RSTD),
-    EXCHANGE_FROM_ATTENTION,
+    LLAMA_TO_MLP,
+    EXCHANGE_OPS(LLAMA, LLAMA_N2),
 };
 
 // The head: losses = classifier(rmsnorm(x))

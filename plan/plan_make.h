@@ -214,6 +214,23 @@ static inline void plan_check_experts(const Plan *p) {
     }
     if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
 }
+// Does another rank exchange rows of blocks when this one does, from action `from` on: equally
+// many, or some of its own?
+static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Schedule *other,
+                                        bool equally) {
+    for (int i = from, k = 0; i < mine->count; i++) {
+        const Action *a = &mine->actions[i];
+        if (a->kind != ACT_EXCHANGE) { continue; }
+        while (k < other->count && other->actions[k].kind != ACT_EXCHANGE) { k++; }
+        if (k == other->count) { return false; }
+        const Action *b = &other->actions[k++];
+        if (b->unit != a->unit || b->micro != a->micro || b->part != a->part ||
+            (equally ? b->rows != a->rows : b->rows <= 0)) {
+            return false;
+        }
+    }
+    return true;
+}
 // Refuses what is not done for blocks with messages inside, by name.
 static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Config *c = p->config;
@@ -235,27 +252,18 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
     for (int i = 0; i < mine->count; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
-        const bool parts = !p->model.arch->experts; // which are equal
+        const bool equal = !p->model.arch->experts; // parts
         const Group *all =
-            parts ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
-        int64_t equal = 0;
-        for (int member = 0; member < all->n; member++) {
-            const Schedule *other = &program->rank[all->ranks[member]];
-            bool found = false;
-            for (int k = 0; k < other->count && !found; k++) {
-                const Action *b = &other->actions[k];
-                found = b->kind == a->kind && b->unit == a->unit && b->micro == a->micro &&
-                        b->part == a->part && (parts ? b->rows == a->rows : b->rows > 0);
-            }
-            equal += found;
+            equal ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
+        bool alike = !equal || a->rows * p->shape.T % all->n == 0;
+        for (int k = 0; k < all->n; k++) {
+            alike = alike && plan_exchanges_alike(mine, i, &program->rank[all->ranks[k]], equal);
         }
-        if (equal != all->n || (parts && a->rows * p->shape.T % all->n)) {
-            die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
-                "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name,
-                all->n,
-                parts ? "they must have equally many tokens, a multiple of their number"
-                      : "each must have samples of its own in all micro-batches");
-        }
+        if (alike) { return; } // with all that follow
+        die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
+            "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name, all->n,
+            equal ? "they must have equally many tokens, a multiple of their number"
+                  : "each must have samples of its own in all micro-batches");
     }
 }
 // Makes the schedules, and finds how many micro-batches are in flight at once.
@@ -315,8 +323,9 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     p->machine = machine;
     p->pipeline = config->pipeline;
     p->model = spec->model;
-    p->model.expert_rank = max_i64(0, placement_place(&p->pipeline.placement, machine->ranks->me)) %
-                           gpt_expert_ranks(&p->model.config);
+    int place;
+    placement_find_rank(&p->pipeline.placement, machine->ranks->me, &place);
+    p->model.expert_rank = place % (int)gpt_expert_ranks(&p->model.config);
     p->dtype = spec->dtype;
     plan_check_experts(p);
     plan_micro_batches(p);

@@ -152,7 +152,7 @@ typedef struct {
     const Cluster *cluster;
     int *used, *take; // [nodes]; take is all 0 between stages
     int open;         // all nodes before it are full
-    int room;         // free ranks of nodes that are in use
+    int spare;        // free ranks of nodes that are in use
     int low, high;    // the next stage takes ranks of nodes low .. high - 1
     int last;         // last node of the stage before
 } PlanPlaces;
@@ -168,25 +168,25 @@ static inline void places_take(PlanPlaces *p, int node, int n) {
 // many as each has. Returns how many are missing.
 static inline int place_take(PlanPlaces *p, bool touched, int first, int n) {
     const int nodes = p->cluster->nodes;
-    int room = touched ? p->room : INT32_MAX;
-    for (int i = 0, k = first; i < nodes && n && room; i++, k = k + 1 < nodes ? k + 1 : 0) {
+    int spare = touched ? p->spare : INT32_MAX;
+    for (int i = 0, k = first; i < nodes && n && spare; i++, k = k + 1 < nodes ? k + 1 : 0) {
         if ((p->used[k] > 0) != touched || p->take[k]) { continue; }
         const int of_node = (int)min_i64(n, places_free(p, k));
         places_take(p, k, of_node);
         n -= of_node;
-        room -= touched ? of_node : 0;
+        spare -= touched ? of_node : 0;
     }
     return n;
 }
 static inline int place_scatter(PlanPlaces *p, bool touched, int n) {
-    int room = touched ? p->room : INT32_MAX;
-    for (bool moved = true; moved && n && room;) {
+    int spare = touched ? p->spare : INT32_MAX;
+    for (bool moved = true; moved && n && spare;) {
         moved = false;
-        for (int k = p->open; k < p->cluster->nodes && n && room; k++) {
+        for (int k = p->open; k < p->cluster->nodes && n && spare; k++) {
             if ((p->used[k] > 0) == touched && places_free(p, k)) {
                 places_take(p, k, 1);
                 n--;
-                room -= touched;
+                spare -= touched;
                 moved = true;
             }
         }
@@ -238,7 +238,7 @@ static inline void plan_place(const PlanTask *t, const StagePlan *plan, int *ran
             if (!p.take[k]) { continue; }
             const int first = cluster_first_rank(c, k) + p.used[k];
             for (int i = 0; i < p.take[k]; i++) { ranks[at++] = first + i; }
-            p.room += p.used[k] ? -p.take[k] : cluster_node_ranks(c, k) - p.take[k];
+            p.spare += p.used[k] ? -p.take[k] : cluster_node_ranks(c, k) - p.take[k];
             p.used[k] += p.take[k];
             p.take[k] = 0;
             p.last = k;

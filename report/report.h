@@ -454,30 +454,30 @@ static inline void print_matrices(const Plan *p) {
 typedef struct {
     MemoryNeed need;
     bool fits; // on the machines of all ranks
-} MemoryRoom;
+} MemoryHere;
 // All ranks call it.
-static inline MemoryRoom memory_room(const RunPlans *plans, Comm *comm) {
-    MemoryRoom room = {.need = memory_need(plans->first, comm),
-                       .fits = memory_fits_all(plans->first, comm)};
-    if (!plans->later) { return room; }
+static inline MemoryHere memory_here(const RunPlans *plans, Comm *comm) {
+    MemoryHere memory = {.need = memory_need(plans->first, comm),
+                         .fits = memory_fits_all(plans->first, comm)};
+    if (!plans->later) { return memory; }
     const MemoryNeed later = memory_need(plans->later, comm);
-    if (later.needed > room.need.needed) { room.need = later; }
-    room.fits &= memory_fits_all(plans->later, comm);
-    return room;
+    if (later.needed > memory.need.needed) { memory.need = later; }
+    memory.fits &= memory_fits_all(plans->later, comm);
+    return memory;
 }
 // Where it does not fit, check_memory() says so.
-static inline void print_room(const MemoryRoom *room) {
-    const MemoryNeed *n = &room->need;
-    if (!room->fits || isinf(n->there)) { return; }
+static inline void print_memory_here(const MemoryHere *memory) {
+    const MemoryNeed *n = &memory->need;
+    if (!memory->fits || isinf(n->there)) { return; }
     print_row("memory", "fits: %d rank%s on this %s need%s %.2f GiB more, %.2f GiB are available",
               n->sharers, plural(n->sharers), ops_memory_apart() ? "GPU" : "machine",
               n->sharers == 1 ? "s" : "", gibibytes(n->needed), gibibytes(n->there));
 }
 // Prints what will happen. --dry-run: with a table of memory and traffic; at the start of a run in
 // one line of each.
-// room: what --dry-run found of this machine's memory; NULL: it did not look.
+// memory: what --dry-run found of this machine's memory; NULL: it did not look.
 static inline void print_start(const RunPlans *plans, const Dataset *train, const Comm *comm,
-                               const MemoryRoom *room) {
+                               const MemoryHere *memory) {
     const Plan *p = plans->first;
     const bool table = p->config->options.dry_run, alone = p->machine->ranks->n == 1;
     Prediction predicted = p->predicted;
@@ -501,7 +501,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
         print_traffic_sum(predicted.traffic);
     }
     print_forecast_of_plan(plans);
-    if (room) { print_room(room); }
+    if (memory) { print_memory_here(memory); }
     if (table) {
         Privacy privacy = p->config->privacy;
         privacy_print_plan(stdout, &privacy, &p->config->options);
@@ -530,9 +530,9 @@ static inline void json_add_command(TextBuffer *line, int argc, char **argv) {
     }
     text_add(line, "]");
 }
-// room: of --dry-run, or NULL. The caller ends the object.
+// memory: of --dry-run, or NULL. The caller ends the object.
 static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Privacy *privacy,
-                                  const Comm *comm, const MemoryRoom *room) {
+                                  const Comm *comm, const MemoryHere *memory) {
     const Plan *p = plans->first;
     const Machine *m = p->machine;
     const Options *o = &p->config->options;
@@ -562,7 +562,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1]);
     const Forecast forecast = forecast_of_plan(p);
     if (m->cluster.nodes) { json_add_forecast(line, &forecast); }
-    if (room) { text_add(line, ",\"fits\":%s", room->fits ? "true" : "false"); }
+    if (memory) { text_add(line, ",\"fits\":%s", memory->fits ? "true" : "false"); }
     text_add(line, "}");
     if (plans->later) {
         const Plan *later = plans->later;

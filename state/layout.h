@@ -40,12 +40,14 @@ static inline bool *placement_uses(const GptModel *m, const Placement *p) {
     }
     return uses;
 }
-// Lists the ranks of these stages in ascending order, and returns how many they are.
-static inline int placement_list_ranks(const Placement *p, const bool *used, int *ranks) {
+// Lists the ranks of these stages in ascending order, of each stage every `step`-th from the one at
+// place `first` on, and returns how many they are.
+static inline int placement_list_ranks(const Placement *p, const bool *used, int first, int step,
+                                       int *ranks) {
     int n = 0;
     for (int s = 0; s < p->stages; s++) {
         const Stage *stage = &p->stage[s];
-        for (int i = 0; used[s] && i < stage->replicas; i++) {
+        for (int i = first; used[s] && i < stage->replicas; i += step) {
             int at = n++;
             for (; at > 0 && ranks[at - 1] > stage->ranks[i]; at--) { ranks[at] = ranks[at - 1]; }
             ranks[at] = stage->ranks[i];

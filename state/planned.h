@@ -220,31 +220,12 @@ static inline ProcessGroup *store_group_of(StatePlan *s, const int *ranks, int n
     }
     return &s->groups[k];
 }
-// Returns the place of a rank among the ranks of its stage; -1: it is in none.
-static inline int placement_place(const Placement *p, int rank) {
-    for (int s = 0; s < p->stages; s++) {
-        for (int i = 0; i < p->stage[s].replicas; i++) {
-            if (p->stage[s].ranks[i] == rank) { return i; }
-        }
-    }
-    return -1;
-}
-// Keeps those of n ranks that have the same experts as this one: neighbours have different ones.
-static inline int store_keep_expert_ranks(const StatePlan *s, int *ranks, int n) {
-    const int divided = (int)gpt_expert_ranks(&s->model->config),
-              mine = placement_place(s->placement, s->ranks->me) % divided;
-    int kept = 0;
-    for (int i = 0; i < n; i++) {
-        if (placement_place(s->placement, ranks[i]) % divided == mine) { ranks[kept++] = ranks[i]; }
-    }
-    return kept;
-}
 // Finds the ranks that exchange rows of experts with this one, itself among them.
 static inline void store_find_expert_ranks(StatePlan *s) {
     const Placement *p = s->placement;
-    const int divided = (int)gpt_expert_ranks(&s->model->config), me = s->ranks->me,
-              first = placement_place(p, me) / divided * divided;
-    const Stage *stage = &p->stage[placement_stage_of_rank(p, me)];
+    const int divided = (int)gpt_expert_ranks(&s->model->config);
+    int place;
+    const Stage *stage = &p->stage[placement_find_rank(p, s->ranks->me, &place)];
     if (divided == 1) { return; }
     for (int i = 0; i < p->stages; i++) {
         if (p->stage[i].replicas % divided == 0) { continue; }
@@ -252,15 +233,19 @@ static inline void store_find_expert_ranks(StatePlan *s) {
             "--expert-parallel %d: a stage has %d ranks", divided, p->stage[i].replicas);
     }
     int *ranks = new_array(int, divided, "ranks of experts");
-    for (int i = 0; i < divided; i++) { ranks[i] = stage->ranks[first + i]; }
+    for (int i = 0; i < divided; i++) { ranks[i] = stage->ranks[place - place % divided + i]; }
     s->expert_ranks = process_group_make(s->ranks, ranks, divided, 1);
     free(ranks);
 }
-// Finds the ranks that own each storage: those of all stages that use it. Where steps overlap, it
-// has one owner (cyclic_routes.h).
+// Finds the ranks that own each storage: those of all stages that use it, or, of experts, those
+// that have the same ones as this rank; neighbours have different ones. Where steps overlap, a
+// storage has one owner (cyclic_routes.h).
 static inline void store_find_owners(StatePlan *s) {
     const GptModel *m = s->model;
     const Placement *p = s->placement;
+    const int divided = (int)gpt_expert_ranks(&m->config);
+    int place;
+    placement_find_rank(p, s->ranks->me, &place);
     bool *uses = placement_uses(m, p);
     int *ranks = new_array(int, s->ranks->n, "owners");
     s->groups = new_array(ProcessGroup, m->storages, "owners");
@@ -272,9 +257,10 @@ static inline void store_find_owners(StatePlan *s) {
         row->tied = stages > 1 || (share_alternates(m->share) && block);
         row->turns = block && !row->tied;
         ranks[0] = row->p2p.owner;
-        int n = s->steps_overlap ? 1 : placement_list_ranks(p, used, ranks);
         row->experts = gpt_storage_class(m, i) == STORAGE_EXPERTS;
-        if (row->experts) { n = store_keep_expert_ranks(s, ranks, n); }
+        const int step = row->experts ? divided : 1,
+                  n = s->steps_overlap ? 1
+                                       : placement_list_ranks(p, used, place % step, step, ranks);
         ProcessGroup *owners = store_group_of(s, ranks, n);
         owners->blocks[row->experts] += row->turns;
         row->owners = owners;

@@ -99,8 +99,11 @@ static inline void router_dlogits(float *p, const Route *route, int64_t t, int64
         p[route->expert[at + j] - first] += w[j] * (divided ? dw[j] - chosen : dw[j]);
     }
 }
-TYPED void router_add_back(const DType type, Real *dx, const Real *before, const float *dlogits,
-                           const Real *weight, int64_t E, int64_t C) {
+// out = before (NULL: 0) + the sum of `count` rows, each times its weight (NULL: 1), in this order.
+// Row j is number place[j]; without places (NULL) it is number j, and rows whose weight is 0 are
+// not read.
+TYPED void add_weighted_rows(const DType type, Real *out, const Real *before, const Real *rows,
+                             const int32_t *place, const float *weight, int64_t count, int64_t C) {
     enum { COLUMNS = 256 };
     float sums[COLUMNS];
     for (int64_t first = 0; first < C; first += COLUMNS) {
@@ -108,13 +111,14 @@ TYPED void router_add_back(const DType type, Real *dx, const Real *before, const
         for (int64_t c = 0; c < n; c++) {
             sums[c] = before ? load_real(type, before, first + c) : 0.0f;
         }
-        for (int64_t e = 0; e < E; e++) {
-            const Real *w = real_at_const(weight, e * C + first);
-            if (dlogits[e] == 0.0f) { continue; }
+        for (int64_t j = 0; j < count; j++) {
+            const Real *row = real_at_const(rows, (place ? place[j] : j) * C + first);
+            const float w = weight ? weight[j] : 1.0f;
+            if (!place && w == 0.0f) { continue; }
 #pragma omp simd
-            for (int64_t c = 0; c < n; c++) { sums[c] += dlogits[e] * load_real(type, w, c); }
+            for (int64_t c = 0; c < n; c++) { sums[c] += w * load_real(type, row, c); }
         }
-        store_part(type, real_at(dx, first), sums, n);
+        store_part(type, real_at(out, first), sums, n);
     }
 }
 static inline void ops_route_backward_input(Stream *s, Real *dx, const Real *before, float *p,
@@ -126,8 +130,8 @@ static inline void ops_route_backward_input(Stream *s, Real *dx, const Real *bef
         for (int64_t g = 0; g < router.groups; g++) {
             router_dlogits(p + t * E + g * each, &route, t, g, &router, &losses);
         }
-        FOR_TYPE(router_add_back, real_at(dx, t * C), before ? real_at_const(before, t * C) : NULL,
-                 p + t * E, weight, E, C);
+        FOR_TYPE(add_weighted_rows, real_at(dx, t * C),
+                 before ? real_at_const(before, t * C) : NULL, weight, NULL, p + t * E, E, C);
         poll_after_wide_row(s, t, E * C);
     }
 }
@@ -176,31 +180,13 @@ static inline void ops_dispatch(Stream *s, Real *rows, const Real *in, Route rou
         poll_after_row(s, i);
     }
 }
-// Adds up the rows of a token, each times its weight (NULL: 1), in the order of its choices.
-TYPED void sum_token_rows(const DType type, Real *out, const Real *before, const Real *rows,
-                          const int32_t *place, const float *weight, int64_t choices, int64_t C) {
-    enum { COLUMNS = 256 };
-    float sums[COLUMNS];
-    for (int64_t first = 0; first < C; first += COLUMNS) {
-        const int64_t n = min_i64(COLUMNS, C - first);
-        for (int64_t c = 0; c < n; c++) {
-            sums[c] = before ? load_real(type, before, first + c) : 0.0f;
-        }
-        for (int64_t j = 0; j < choices; j++) {
-            const Real *row = real_at_const(rows, place[j] * C + first);
-            const float w = weight ? weight[j] : 1.0f;
-#pragma omp simd
-            for (int64_t c = 0; c < n; c++) { sums[c] += w * load_real(type, row, c); }
-        }
-        store_part(type, real_at(out, first), sums, n);
-    }
-}
 static inline void ops_dispatch_backward(Stream *s, Real *dx, const Real *before, const Real *drows,
                                          Route route, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < route.N; t++) {
-        FOR_TYPE(sum_token_rows, real_at(dx, t * C), before ? real_at_const(before, t * C) : NULL,
-                 drows, route.place + t * route.choices, NULL, route.choices, C);
+        FOR_TYPE(add_weighted_rows, real_at(dx, t * C),
+                 before ? real_at_const(before, t * C) : NULL, drows,
+                 route.place + t * route.choices, NULL, route.choices, C);
         poll_after_row(s, t);
     }
 }
@@ -209,7 +195,7 @@ static inline void ops_combine_rows(Stream *s, Real *out, const Real *rows, Rout
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < route.N; t++) {
         const int64_t at = t * route.choices;
-        FOR_TYPE(sum_token_rows, real_at(out, t * C), NULL, rows, route.place + at,
+        FOR_TYPE(add_weighted_rows, real_at(out, t * C), NULL, rows, route.place + at,
                  route.weight + at, route.choices, C);
         poll_after_row(s, t);
     }
