@@ -111,6 +111,46 @@ static void bench_matmul(Stream *s, const char *name, int64_t N, int64_t IC, int
     ops_free(pre);
 }
 
+// Products of experts: 8 of them, of which a token has 2, each with half of the dense layer's width,
+// so that a token's arithmetic is that of fc.
+static void bench_experts(Stream *s, int64_t N) {
+    enum { EXPERTS = 8, TOP_K = 2, WIDTH = 2 * C };
+    const int64_t rows = N * TOP_K, matrix = (int64_t)WIDTH * C;
+    float *x = filled(rows * C), *w = filled(EXPERTS * matrix), *dw = filled(EXPERTS * matrix),
+          *y = filled(rows * WIDTH);
+    const char *const names[] = {"experts, even", "experts, half to one",
+                                 "experts, all to one"};
+    for (int skew = 0; skew < 3; skew++) {
+        int32_t counts[EXPERTS] = {0};
+        const int64_t first = skew == 2 ? rows : skew ? rows / 2 : rows / EXPERTS;
+        for (int e = 0; e < EXPERTS; e++) {
+            counts[e] = (int32_t)(e ? (rows - first) / (EXPERTS - 1) : first);
+        }
+        counts[1] += (int32_t)((rows - first) % (EXPERTS - 1));
+        const ExpertRows loads = {.counts = counts, .experts = EXPERTS, .sources = 1};
+        double best[3] = {1e9, 1e9, 1e9};
+        for (int i = 0; i < rounds; i++) {
+            BEST(best[0],
+                 ops_experts_forward(s, real(y), NULL, real(x), real(w), loads, C, WIDTH, false));
+            BEST(best[1], ops_experts_backward_input(s, real(x), real(y), real(w), NULL, loads, C,
+                                                     WIDTH));
+            BEST(best[2], ops_experts_backward_weight(s, dw, real(y), real(x), loads, C, WIDTH,
+                                                      false));
+            fill(x, rows * C); // keep numbers ordinary
+        }
+        const char *const part[] = {"forward", "backward input", "backward weight"};
+        for (int k = 0; k < 3; k++) {
+            char label[64];
+            snprintf(label, sizeof label, "%s %s", names[skew], part[k]);
+            row_product(label, 0, best[k], 2.0 * (double)rows * C * WIDTH);
+        }
+    }
+    ops_free(x);
+    ops_free(w);
+    ops_free(dw);
+    ops_free(y);
+}
+
 static void bench_classifier(Stream *s, int64_t N) {
     float *x = filled(N * C), *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C),
           *dx = filled(N * C), *losses = filled(N);
@@ -400,6 +440,7 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     bench_matmul(s, "attproj", N, C, C, false, false);
     bench_matmul(s, "fc (GELU)", N, C, 4 * C, true, false);
     bench_matmul(s, "fcproj (GELU)", N, 4 * C, C, false, true);
+    bench_experts(s, N);
     bench_classifier(s, N);
     bench_attention(s, rows, T);
     bench_rows(s, rows, T);

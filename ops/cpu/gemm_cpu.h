@@ -2,11 +2,11 @@
 // library: oneDNN (make MATMUL=onednn) or any CBLAS (make MATMUL=cblas). Nothing but the file of a
 // library knows which one it is.
 //
-// Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU has
-// dot products of bf16: by this program's own kernel where it has AMX (gemm_tiles.h), else by the
-// library, with AVX512-BF16. Elsewhere blocks of them are converted to fp32 first, and only the
-// rounding of the sums differs. TRAIN_GPT_LIBRARY_PRODUCTS=1 (environment) leaves all of them to
-// the library.
+// Operands are Reals, results are fp32. Matrices of bf16 are multiplied in bf16 where the CPU is
+// fast at that: by this program's own kernel where it has AMX (gemm_tiles.h), else by the library,
+// with AVX512-BF16. Elsewhere blocks of them are converted to fp32 first, and only the rounding of
+// the sums differs. TRAIN_GPT_LIBRARY_PRODUCTS=1 (environment) leaves all of them to the library,
+// in bf16 wherever the CPU can.
 //
 // The inner dimension is cut into slices by a rule of its length alone. With AVX-512 oneDNN adds
 // the terms of a slice in one order, whatever the other two dimensions are. So an element of the
@@ -43,6 +43,14 @@ static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
 static inline bool gemm_open_tiles(void) {
     return !environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) && gemm_allows_tiles() && tiles_open();
 }
+// Returns whether the library's products of bf16 are used where there are no tiles. Dot products of
+// pairs do twice the operations of fp32 on AMD's cores, and half of them on Intel's that have AMX,
+// which a virtual machine may hide (measured on Emerald Rapids: 89 and 179 GFLOP/s a core). Those
+// are known by AVX512-FP16, which came with AMX.
+static inline bool gemm_open_pairs(void) {
+    return (environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) || !pairs_are_slow()) &&
+           gemm_open_bf16();
+}
 // Prepares products of Reals.
 static inline void gemm_open(DType real) {
     const int threads = omp_get_max_threads(); // a library may change it
@@ -50,7 +58,7 @@ static inline void gemm_open(DType real) {
     gemm_open_library();
     cpu_real = real;
     cpu_tiles = real == DTYPE_BF16 && gemm_open_tiles();
-    cpu_compute = real == DTYPE_BF16 && (cpu_tiles || gemm_open_bf16()) ? DTYPE_BF16 : DTYPE_FP32;
+    cpu_compute = real == DTYPE_BF16 && (cpu_tiles || gemm_open_pairs()) ? DTYPE_BF16 : DTYPE_FP32;
     omp_set_num_threads(threads);
 }
 // Return who multiplies Reals, and by which instructions.

@@ -51,6 +51,15 @@ static inline Multiplier multiplier_of_fp32(void) {
 #endif
 }
 
+// Returns whether the CPU multiplies fp32 faster than pairs of bf16, though it has both.
+static inline bool pairs_are_slow(void) {
+#ifdef __x86_64__
+    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512fp16");
+#else
+    return false;
+#endif
+}
+
 enum { PEAK_TRIES = 12, PEAK_ADDS = 128, PEAK_SUMS = 12, PEAK_TILES = 4 };
 static const double PEAK_TRY_S = 50e-6;
 
