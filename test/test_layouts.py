@@ -255,13 +255,6 @@ class Layouts(harness.TestCase):
         found = re.search(r": --(\S+) with --(\S+): ", said)
         return found and tuple(sorted(name.replace("-", "_") for name in found.groups()))
 
-    @staticmethod
-    def drains_while_recomputing(case):
-        """Known to be seen by TOUCHES, while losses are those of one rank: --cyclic v1 --recompute
-        block --val-every 1 of 4 blocks on 3 ranks. What is not declared was not found yet."""
-        flags = {**case.same, **case.layout}
-        return "cyclic" in flags and flags["recompute"] == "block" and flags["val_every"]
-
     def test_pairs(self):
         """Every pair of flags that is accepted has a case, here or in another of a few runs. In
         every third case, whatever an action does not touch (schedule/touches.h) is not a number
@@ -278,7 +271,7 @@ class Layouts(harness.TestCase):
             cases = []
             while len(cases) < min(COUNT - accepted, 20):
                 case = choice.take()
-                case.touches = len(cases) % 3 == 1 and not self.drains_while_recomputing(case)
+                case.touches = len(cases) % 3 == 1
                 pair = self.reason(case)
                 choice.refused(case, pair) if pair else cases.append(case)
             accepted += run(cases)

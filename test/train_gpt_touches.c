@@ -3,7 +3,8 @@
 // So an action that reads what it does not say computes another loss than the program, and one that
 // writes it is named here, and ends the run. Messages are waited for at once: a touch holds until
 // the message is complete, and so must what follows it (sums of quantized gradients, and on the
-// host) be. It also has an architecture with messages inside blocks (toy.h). Not checked: states of steps that overlap, states of pieces, delayed updates.
+// host) be. It also has an architecture with messages inside blocks (toy.h). Not checked: states of
+// steps that overlap, states of pieces, delayed updates.
 #include <stdbool.h>
 static void checked_before(void *executor, const void *action, int index, long long step);
 static void checked_after(void *executor);
@@ -31,7 +32,8 @@ static ResourcePlace places[MEMORIES];
 static int memory_count, place_count;
 static TouchPlan own, *touches = &own; // of the pass
 static bool checking, rows_only;
-static int last_index = INT_MAX;
+static const Action *last_list;
+static int last_index;
 
 static Memory *memory_at(const void *at, size_t bytes) {
     for (int i = 0; i < memory_count; i++) {
@@ -212,7 +214,9 @@ static void checked_begin(Executor *e, const Action *a, int64_t step) {
 static void checked_before(void *executor, const void *action, int index, long long step) {
     Executor *e = (Executor *)executor;
     const Action *a = (const Action *)action;
-    if (index <= last_index) { checked_begin(e, a, step); }
+    // Another list, or the same one again: a list may begin after its first actions.
+    if (a - index != last_list || index <= last_index) { checked_begin(e, a, step); }
+    last_list = a - index;
     last_index = index;
     if (!checking) { return; }
     for (int i = 0; i < memory_count; i++) { memories[i].touched = false; }
