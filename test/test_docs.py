@@ -463,11 +463,11 @@ def shortened(words):
         return []
     changes = {name: value for name, value in SHORT.items() if name in given or name in ALWAYS}
     model = words[words.index("--model") + 1] if "--model" in words else ""
-    if model.startswith("layers=") or "--delink" in words:
+    if "layers=" in model or "--delink" in words:
         del changes["--model"]
     if "--images" in words or "data/digits_images_train_*.bin" in words:  # an image fills a window
         changes.update({"--seq-len": "65", "--batch-tokens": "1040"})
-    if any("text_bytes" in word for word in words) and not model.startswith("layers="):
+    if any("text_bytes" in word for word in words) and "layers=" not in model:
         changes["--model"] = SHORT["--model"].replace("50257", "256")
     if "--dp-epsilon" in words:  # the other accountant takes seconds
         changes["--dp-accountant"] = "rdp"

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""english_peer.py: the same training by PyTorch: the losses of a run of train_gpt, step by step.
+
+    ./train_gpt --model arch=llama,... --steps 0 --export FOLDER ...    # the initial weights
+    ./train_gpt --model FOLDER --shuffle 0 --log RUN.jsonl ...          # the run
+    english_peer.py FOLDER RUN.jsonl --steps 200 --out PEER.csv
+    same_loss.py RUN.jsonl PEER.csv
+
+FOLDER is a Llama in Hugging Face's form; transformers loads it. Shards, lengths, batches and
+AdamW's numbers are those of the log's first line; each step's learning rate is the log's, too.
+Only this is done: fp32, one rank, no shuffling, no dropout, decay of matrices only.
+--autocast computes products in bf16. --text N continues the held-out text's beginning by N tokens,
+greedily, with the weights of FOLDER, instead of training. Needs torch, transformers and numpy.
+"""
+
+import argparse
+import csv
+import glob
+import json
+import time
+
+import numpy
+import torch
+from transformers import LlamaForCausalLM
+
+HEADER = 1024  # bytes of a shard before its tokens, which are uint16 (docs/formats.md)
+
+
+def read_tokens(pattern):
+    names = sorted(glob.glob(pattern))
+    shards = [numpy.fromfile(name, numpy.uint16, offset=HEADER) for name in names]
+    return numpy.concatenate(shards).astype(numpy.int64)
+
+
+def sample(tokens, number, length):
+    """T + 1 tokens; the window that meets the end goes on at the first token."""
+    return tokens[(number * length + numpy.arange(length + 1)) % len(tokens)]
+
+
+def read_log(path, steps):
+    """Returns the flags of the run, and the learning rate of each step."""
+    with open(path) as file:
+        events = [json.loads(line) for line in file]
+    config = next(event for event in events if event["event"] == "start")["flags"]
+    rates = [event["lr"] for event in events if event["event"] == "step"]
+    if config["shuffle"] != 0 or config["optimizer"] != "adamw" or config["dtype"] != "fp32":
+        raise SystemExit("english_peer.py: the run must have --shuffle 0, AdamW and fp32")
+    if len(rates) < steps:
+        raise SystemExit(f"english_peer.py: the run has {len(rates)} steps of {steps}")
+    return config, rates[:steps]
+
+
+def train(model, config, rates, options):
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config["weight-decay"]},
+        {"params": vectors, "weight_decay": 0},
+    ]
+    betas = config["beta1"], config["beta2"]
+    optimizer = torch.optim.AdamW(groups, betas=betas, eps=config["eps"])
+    tokens, T, B = read_tokens(config["train"]), config["seq-len"], config["micro-batch"]
+    samples = config["batch-tokens"] // T
+    with open(options.out, "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["step", "loss", "grad_norm", "tokens_per_s"])
+        for step, rate in enumerate(rates):
+            begin, total = time.monotonic(), 0.0
+            for first in range(0, samples, B):
+                numbers = [step * samples + first + i for i in range(B)]
+                rows = torch.from_numpy(numpy.stack([sample(tokens, g, T) for g in numbers]))
+                with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
+                    logits = model(rows[:, :-1], use_cache=False).logits
+                loss = torch.nn.functional.cross_entropy(
+                    logits.float().flatten(0, 1), rows[:, 1:].flatten()
+                )
+                (loss * (B / samples)).backward()
+                total += loss.item() * B / samples
+            norm = torch.nn.utils.clip_grad_norm_(
+                model.parameters(), config["grad-clip"] or float("inf")
+            )
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            rate_now = samples * T / (time.monotonic() - begin)
+            table.writerow([step + 1, f"{total:.9g}", f"{norm.item():.9g}", f"{rate_now:.1f}"])
+            file.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder")
+    parser.add_argument("log")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", default="peer.csv")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--autocast", action="store_true")
+    parser.add_argument("--text", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    config, rates = read_log(options.log, 0 if options.text else options.steps)
+    model = LlamaForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
+    if options.text:
+        prompt = torch.from_numpy(read_tokens(config["val"])[None, : config["seq-len"] // 2])
+        with torch.no_grad():
+            out = model.eval().generate(prompt, max_new_tokens=options.text, do_sample=False)
+        print(*out[0, prompt.shape[1] :].tolist())
+    else:
+        train(model.train(), config, rates, options)
+
+
+if __name__ == "__main__":
+    main()
