@@ -672,7 +672,6 @@ def scale(bench):
         ],
         lines,
     )
-    bench.found["days"] = [f"{line[0]} {line[1]}: {line[-1] or 'no room'}" for line in lines[-2:]]
     sum_, states, log = ten_times(bench)
     loss = found_events(log, "step")[-1]["loss"]
     return text, [
@@ -707,8 +706,6 @@ def scale(bench):
 # The claims, and all of it: parts, each with what it will run at most
 
 CLAIMS = (
-    # A mixture of experts on 512 GPUs; here forecasts of a dense model, real and shared.
-    Claim("M1", "10 days for 10T", ("days",), lambda days: f"days of a dense {', '.join(days)}"),
     # A memory copy stands for the link; no GPU.
     Claim(
         "M4",
