@@ -404,7 +404,7 @@ class Bench:
 
 def folder_name(text):
     """A name of a run, as a folder: no spaces."""
-    return text.replace(", ", "_").replace(" ", "_")
+    return text.replace(", ", "_").replace(": ", "_").replace(" ", "_")
 
 
 def first_object(text):
@@ -651,7 +651,7 @@ class Paper:
     steps: bool = False
     reads_text: tuple = None
     arguments: Callable = lambda parser: None
-    bench: Callable = None
+    bench: Callable = Bench
     finish: Callable = lambda bench: None
     page: Path = None
 
@@ -719,7 +719,7 @@ def reproduce(paper, options):
         if missing:
             raise Failed(EXIT_INPUT, f"{paper.page_name()}: no row of {', '.join(missing)}")
         disturbed = busy()
-        bench = (paper.bench or Bench)(options, paper.plans)
+        bench = paper.bench(options, paper.plans)
         text = do_parts(paper, bench)
         decided = {claim: claim.decide(bench.found) for claim in paper.claims}
         text = (f"{disturbed}\n\n" if disturbed else "") + text

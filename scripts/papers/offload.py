@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import experiment
 from experiment import (
     EXIT_INPUT, EXIT_RESOURCES, FORECAST, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
-    first_object, largest, last, local_ranks, markdown, smallest_that_fits, span, spread, step_ms,
-    turns,
+    first_object, folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span,
+    spread, step_ms, turns,
 )  # fmt: skip
 
 FITS, HALF = "fits", 0.55
@@ -166,16 +166,12 @@ def settings(bench, tokens):
     return bench.settings[tokens]
 
 
-def run_name(text):
-    return text.replace(", ", "_").replace(": ", "_").replace(" ", "_")
-
-
 def budget_runs(bench, tokens):
     """Setting -> logs, one a round."""
     logs = {setting: [] for setting in settings(bench, tokens)}
     for round_, setting in turns(bench.plan.rounds, logs):
         log = bench.run(
-            run_name(f"budgets/{tokens}_{setting}_round{round_}"),
+            folder_name(f"budgets/{tokens}_{setting}_round{round_}"),
             *(bench.program, model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}"),
             setting.flags,
         )
@@ -386,7 +382,7 @@ def utilisation(bench):
     for setting in settings(bench, tokens):
         if setting.offload or (setting.budget and not setting.label.startswith("smallest")):
             continue
-        name = run_name(f"utilisation/{setting}")
+        name = folder_name(f"utilisation/{setting}")
         trace = bench.into / name / "trace.json"
         bench.run(
             *(name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}"),
