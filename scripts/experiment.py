@@ -764,7 +764,11 @@ def run_script(name, into, work):
 
 
 def main():
-    """experiment.py NAME [option ...]"""
+    files = (SCRIPTS / "papers").glob("*.py")
+    names = sorted(file.stem for file in files if "\nPAPER = " in file.read_text())
+    if len(sys.argv) < 2 or sys.argv[1] not in names:
+        print(f"usage: experiment.py {'|'.join(names)} [option ...]", file=sys.stderr)
+        return EXIT_INPUT
     paper = importlib.import_module(f"papers.{sys.argv[1]}").PAPER
     sys.argv[0] = paper.script
     return reproduce(paper, options_of(paper, sys.argv[2:]))

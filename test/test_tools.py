@@ -1387,6 +1387,14 @@ class Verdicts(unittest.TestCase):
                 self.assertIn("second: another script works in", said.getvalue())
                 self.assertEqual(second(), 0)
 
+    def test_papers(self):
+        """Each has its link; another name is refused."""
+        named = {path.stem for path in SCRIPTS.glob("reproduce_*.sh")}
+        done = harness.output_of(sys.executable, SCRIPTS / "experiment.py", "none", text=True)
+        self.assertEqual(done.returncode, 2)
+        papers = done.stderr.partition("experiment.py ")[2].partition(" ")[0].split("|")
+        self.assertEqual({f"reproduce_{name}" for name in papers}, named)
+
     def test_command_lines(self):
         """Texts are cut at their spaces; words of a list, and paths, are whole."""
         found = experiment.words("--a 1  --b", None, ("c d", 2), Path("e f"), 3, "")
