@@ -302,9 +302,8 @@ static inline HostTraffic offload_update_bytes(const StatePlan *s, int storage, 
     }
     return bytes;
 }
-// Returns the bytes that a step copies. block_bytes: of one block's offloaded activations.
-static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *step,
-                                          size_t block_bytes) {
+// Returns the bytes that the updates of a step copy.
+static inline HostTraffic offload_update_traffic(const StatePlan *s) {
     HostTraffic t = {0, 0};
     for (int i = 0; i < s->model->storages; i++) {
         for (int second = 0; second < (store_in_parts(s, i) ? 2 : 1); second++) {
@@ -313,8 +312,15 @@ static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *st
             t.to_host += all.to_host;
         }
     }
-    for (int i = 0; i < step->count; i++) {
-        const Action *a = &step->actions[i];
+    return t;
+}
+// Adds the bytes that a schedule copies beside these. block_bytes: of one block's offloaded
+// activations.
+static inline void offload_add_traffic(const StatePlan *s, const Schedule *schedule,
+                                       size_t block_bytes, HostTraffic *sum) {
+    HostTraffic t = *sum;
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
         const int64_t own = a->storage >= 0 ? store_own_elements(s, a->storage) : 0;
         t.to_device += a->kind == ACT_FETCH_SUM     ? store_bytes(s, STATE_GRADIENT, own)
                        : offload_brings(s, a)       ? store_bytes(s, STATE_PARAMETERS, own)
@@ -324,7 +330,7 @@ static inline HostTraffic offload_traffic(const StatePlan *s, const Schedule *st
                      : a->kind == ACT_EVICT_STASH ? (int64_t)block_bytes
                                                   : 0;
     }
-    return t;
+    *sum = t;
 }
 
 #endif

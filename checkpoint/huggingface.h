@@ -80,6 +80,13 @@ static const HfPart hf_qwen3_moe[] = {
     {"expertgateupw", "up", "model.layers.%d.mlp.experts.%d.up_proj.weight", false},
     {"expertdownw", NULL, "model.layers.%d.mlp.experts.%d.down_proj.weight", false},
 };
+static const HfPart hf_granite[] = {
+    {"routerw", NULL, "model.layers.%d.block_sparse_moe.router.layer.weight", false},
+    {"expertgateupw", NULL, "model.layers.%d.block_sparse_moe.input_linear.weight", false},
+    {"expertdownw", NULL, "model.layers.%d.block_sparse_moe.output_linear.weight", false},
+    {"sharedgateupw", NULL, "model.layers.%d.shared_mlp.input_linear.weight", false},
+    {"shareddownw", NULL, "model.layers.%d.shared_mlp.output_linear.weight", false},
+};
 typedef struct {
     const HfPart *parts;
     int count;
@@ -91,7 +98,11 @@ static inline HfParts hf_parts_of(const GptModel *m) {
 static inline HfParts hf_experts_of(const GptModel *m) {
     const HfParts none = {NULL, 0}, mixtral = {hf_mixtral, LENGTH_OF(hf_mixtral)},
                   qwen = {hf_qwen3_moe, LENGTH_OF(hf_qwen3_moe)};
-    return !m->arch->experts ? none : strcmp(m->arch->name, "qwen3") ? mixtral : qwen;
+    const HfParts granite = {hf_granite, LENGTH_OF(hf_granite)};
+    return !m->arch->experts                ? none
+           : m->config.shared_experts       ? granite
+           : strcmp(m->arch->name, "qwen3") ? mixtral
+                                            : qwen;
 }
 // Returns the elements of a tensor of one layer that are in the file.
 static inline int64_t hf_elements(const GptModel *m, int tensor) {
@@ -104,7 +115,13 @@ typedef struct {
     Text name;
     int64_t begin, rows, cols; // begin: element of our tensor
     bool is_matrix;
+    int64_t matrices; // that are stacked: all experts'; then rows are those of all. 0: it is one
 } HfTensor;
+// Is one tensor there what is a matrix of each expert here?
+static inline bool hf_stacks(const HfPart *part, const TensorSpec *spec) {
+    const char *layer = strstr(part->name, "%d");
+    return spec->copies.times && layer && !strstr(layer + 1, "%d");
+}
 static inline Text hf_name(const HfPart *part, int64_t layer, int64_t expert) {
     Text name = text_of("%s", part->name);
     for (int i = 0; i < 2; i++) {
@@ -135,14 +152,21 @@ static inline void hf_parts_of_copy(const GptModel *m, const HfParts all, int te
         const int64_t copies = gpt_dim_or_one(m, spec->copies);
         t.begin += copy % copies * (m->tensor_elements[tensor] / copies);
         t.is_matrix = spec->rows.times > 0;
+        if (hf_stacks(part, spec)) { // with the first of this rank's
+            if (copy % copies) { continue; }
+            t.matrices = m->config.experts;
+            t.begin = -m->expert_rank * m->tensor_elements[tensor];
+            t.rows *= t.matrices;
+        }
         visit(context, &t);
     }
 }
 // Calls `visit` for each part of a tensor of a layer. Rows of vocabulary padding have no part.
 static inline void hf_each_part(const GptModel *m, int tensor, int64_t layer, HfVisit *visit,
                                 void *context) {
-    const int64_t copies = gpt_dim_or_one(m, m->arch->tensors[tensor].copies),
-                  first = copies > 1 ? m->expert_rank * copies : 0;
+    const Dim of_expert = m->arch->tensors[tensor].copies;
+    const int64_t copies = gpt_dim_or_one(m, of_expert),
+                  first = of_expert.times ? m->expert_rank * copies : 0;
     for (int64_t copy = first; copy < first + copies; copy++) {
         hf_parts_of_copy(m, hf_parts_of(m), tensor, layer, copy, visit, context);
         hf_parts_of_copy(m, hf_experts_of(m), tensor, layer, copy, visit, context);
@@ -198,7 +222,8 @@ static inline SafeTensor hf_find(const HfSlice *s, const HfTensor *t) {
         die(EXIT_INPUT, SAFETENSORS_HINT, "%s: tensor %s is missing", s->folder, t->name.at);
     }
     // a vector is stored as one row
-    if (found.rows * found.cols != rows * cols || (cols > 1 && found.cols != cols)) {
+    if (found.rows * found.cols != rows * cols || (cols > 1 && found.cols != cols) ||
+        found.matrices != t->matrices) {
         die(EXIT_INPUT, SAFETENSORS_HINT,
             "%s: tensor %s is (%" PRId64 ", %" PRId64 "), expected (%" PRId64 ", %" PRId64 ")",
             s->folder, t->name.at, found.rows, found.cols, rows, cols);
@@ -223,8 +248,11 @@ static inline void hf_refuse_behind(const HfSlice *s, const GptModel *m, const H
                                     int64_t layer, int64_t expert) {
     SafeTensor found;
     for (int i = 0; i < all.count; i++) {
-        const Text name = hf_name(&all.parts[i], layer, expert);
-        if (strcmp(name.at, all.parts[i].name) && hf_look(s, name.at, &found)) {
+        const HfPart *part = &all.parts[i];
+        const Text name = hf_name(part, layer, expert);
+        const char *number = strstr(part->name, "%d");
+        if (expert && !strstr(number + 1, "%d")) { continue; } // all are in one
+        if (strcmp(name.at, part->name) && hf_look(s, name.at, &found)) {
             die(EXIT_INPUT, HUGGINGFACE_HINT,
                 "%s: config.json has %" PRId64 " layers%s, but tensor %s is there", s->folder,
                 m->config.layers,
@@ -348,8 +376,10 @@ static inline void hf_add_header(void *context, const HfTensor *t) {
     TensorWriter *w = (TensorWriter *)context;
     const bool turned = t->part->transposed, bf16 = w->store->dtype == DTYPE_BF16;
     const size_t bytes = (size_t)(t->rows * t->cols) * dtype_size(w->store->dtype);
-    text_add(&w->header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, t->name.at,
-             bf16 ? "BF16" : "F32", turned ? t->cols : t->rows);
+    text_add(&w->header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name.at,
+             bf16 ? "BF16" : "F32");
+    if (t->matrices) { text_add(&w->header, "%" PRId64 ",", t->matrices); }
+    text_add(&w->header, "%" PRId64, turned ? t->cols : t->rows / max_i64(1, t->matrices));
     if (t->is_matrix) { text_add(&w->header, ",%" PRId64, turned ? t->rows : t->cols); }
     text_add(&w->header, "],\"data_offsets\":[%zu,%zu]}", w->bytes, w->bytes + bytes);
     w->bytes += bytes;
@@ -447,7 +477,13 @@ static inline void hf_add_experts_keys(TextBuffer *t, const GptModel *m) {
     text_add(t, "  \"%s\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64 ",\n",
              qwen ? "num_experts" : "num_local_experts", c->experts, c->top_k);
     if (c->prototypes > 1) { text_add(t, "  \"prototypes\": %" PRId64 ",\n", c->prototypes); }
-    if (qwen) {
+    if (c->shared_experts) {
+        text_add(t,
+                 "  \"shared_intermediate_size\": %" PRId64 ",\n  \"embedding_multiplier\": 1.0,\n"
+                 "  \"residual_multiplier\": 1.0,\n  \"logits_scaling\": 1.0,\n"
+                 "  \"attention_multiplier\": %.17g,\n",
+                 c->shared_experts * c->shared_expert_ffn, 1 / sqrt((double)c->head_dim));
+    } else if (qwen) {
         text_add(t,
                  "  \"moe_intermediate_size\": %" PRId64 ",\n  \"norm_topk_prob\": true,\n"
                  "  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n",
@@ -501,7 +537,7 @@ static inline int hf_write_text(const char *folder, const char *name, const char
 }
 static inline int hf_write_config(const StatePlan *s, const char *folder, const HfKept *kept) {
     const GptModel *m = s->model;
-    const HfModel *model = hf_model_of(m->arch);
+    const HfModel *model = hf_model_of(m);
     TextBuffer t = {};
     text_add(&t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
              model->class_name, hf_type_name(model, m->config.prototypes > 1).at);
@@ -566,9 +602,9 @@ static inline int export_write(const char *path, const HfKept *kept, Store *s) {
 // Ends the program (EXIT_INPUT) if the model cannot be written there.
 static inline void export_check(const char *path, const GptModel *m) {
     const bool gpt2 = !strcmp(m->arch->name, "gpt2");
-    if (*path && gpt2 && m->arch->experts) {
-        die(EXIT_INPUT, "leave --export out", "--export %s: Hugging Face has no GPT-2 with experts",
-            path);
+    if (*path && !hf_model_of(m)) {
+        die(EXIT_INPUT, "leave --export out", "--export %s: Hugging Face has no %s with %sexperts",
+            path, gpt2 ? "GPT-2" : m->arch->name, m->config.shared_experts ? "shared " : "");
     }
     if (*path && export_is_file(path) && !gpt2) {
         die(EXIT_INPUT, "give the name of a folder, without .bin",

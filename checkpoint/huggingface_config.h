@@ -10,16 +10,17 @@
 #include "base/json.h"
 #include "model/architecture.h"
 #include "model/config.h"
+#include "model/gpt.h"
 
 #define HUGGINGFACE_HINT                                                                           \
-    "--model takes folders of Hugging Face's GPT-2, Llama, Mixtral, Qwen2, Qwen3 and Qwen3-MoE "   \
-    "models, and what --export wrote"
+    "--model takes folders of Hugging Face's GPT-2, Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE and "  \
+    "GraniteMoeShared models, and what --export wrote"
 
 // The types of models, in the order of the bits below. nano is a type of our own, which only this
 // program reads.
 typedef struct {
     const char *arch, *model_type, *class_name, *activation;
-    bool experts;
+    bool experts, shared; // has experts; has some to which all tokens go
 } HfModel;
 static const HfModel hf_models[] = {
     {.arch = "gpt2",
@@ -52,16 +53,28 @@ static const HfModel hf_models[] = {
      .class_name = "Qwen3MoeForCausalLM",
      .activation = "silu",
      .experts = true},
+    {.arch = "llama",
+     .model_type = "granitemoeshared",
+     .class_name = "GraniteMoeSharedForCausalLM",
+     .activation = "silu",
+     .experts = true,
+     .shared = true},
 };
 // Returns the name of a type. Experts in groups have one of our own: transformers would read them
 // as a single group.
 static inline Text hf_type_name(const HfModel *model, bool groups) {
     return text_of("%s%s", groups ? "train_gpt_" : "", model->model_type);
 }
-static inline const HfModel *hf_model_of(const Architecture *arch) {
-    const HfModel *model = hf_models;
-    while (strcmp(model->arch, arch->name) || model->experts != arch->experts) { model++; }
-    return model;
+// Returns the type of a model, or NULL if there is none.
+static inline const HfModel *hf_model_of(const GptModel *m) {
+    for (int i = 0; i < LENGTH_OF(hf_models); i++) {
+        const HfModel *model = &hf_models[i];
+        if (!strcmp(model->arch, m->arch->name) && model->experts == m->arch->experts &&
+            model->shared == (m->config.shared_experts > 0)) {
+            return model;
+        }
+    }
+    return NULL;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -76,7 +89,8 @@ enum {
     HF_NANO = 16,
     HF_MIXTRAL = 32,
     HF_QWEN3_MOE = 64,
-    HF_EXPERTS = HF_MIXTRAL | HF_QWEN3_MOE,
+    HF_GRANITE = 128,
+    HF_EXPERTS = HF_MIXTRAL | HF_QWEN3_MOE | HF_GRANITE,
     HF_QWEN = HF_QWEN2 | HF_QWEN3,
     HF_ROTARY = HF_LLAMA | HF_QWEN | HF_NANO | HF_EXPERTS,
     HF_ALL = HF_GPT2 | HF_ROTARY
@@ -113,10 +127,11 @@ static const HfKey hf_keys[] = {
     HF_FIELD(HF_ROTARY & ~HF_QWEN3_MOE, HF_SIZE, "hidden_size", channels, 4096),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "hidden_size", channels, 2048),
     HF_FIELD(HF_GPT2, HF_SIZE, "vocab_size", vocab, 50257),
-    HF_FIELD(HF_LLAMA | HF_NANO | HF_MIXTRAL, HF_SIZE, "vocab_size", vocab, 32000),
+    HF_FIELD(HF_LLAMA | HF_NANO | HF_MIXTRAL | HF_GRANITE, HF_SIZE, "vocab_size", vocab, 32000),
     HF_FIELD(HF_QWEN | HF_QWEN3_MOE, HF_SIZE, "vocab_size", vocab, 151936),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_positions max_position_embeddings", max_seq_len, 1024),
-    HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "max_position_embeddings", max_seq_len, 2048),
+    HF_FIELD(HF_LLAMA | HF_NANO | HF_GRANITE, HF_SIZE, "max_position_embeddings", max_seq_len,
+             2048),
     HF_FIELD(HF_QWEN | HF_QWEN3_MOE, HF_SIZE, "max_position_embeddings", max_seq_len, 32768),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "max_position_embeddings", max_seq_len, 131072),
     HF_FIELD(HF_GPT2, HF_SIZE, "n_inner", ffn, 0),
@@ -124,12 +139,15 @@ static const HfKey hf_keys[] = {
     HF_FIELD(HF_QWEN, HF_SIZE, "intermediate_size", ffn, 22016),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "intermediate_size", expert_ffn, 14336),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "moe_intermediate_size", expert_ffn, 768),
+    HF_FIELD(HF_GRANITE, HF_SIZE, "intermediate_size", expert_ffn, 11008),
+    HF_FIELD(HF_GRANITE, HF_SIZE, "shared_intermediate_size", shared_expert_ffn, 0),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_local_experts num_experts", experts, 8),
+    HF_FIELD(HF_GRANITE, HF_SIZE, "num_local_experts", experts, 8),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts num_local_experts", experts, 128),
     HF_FIELD(HF_EXPERTS, HF_SIZE, "prototypes", prototypes, 0),
-    HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_experts_per_tok", top_k, 2),
+    HF_FIELD(HF_MIXTRAL | HF_GRANITE, HF_SIZE, "num_experts_per_tok", top_k, 2),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_experts_per_tok", top_k, 8),
-    HF_FIELD(HF_LLAMA | HF_NANO, HF_SIZE, "num_key_value_heads", kv_heads, 0),
+    HF_FIELD(HF_LLAMA | HF_NANO | HF_GRANITE, HF_SIZE, "num_key_value_heads", kv_heads, 0),
     HF_FIELD(HF_QWEN, HF_SIZE, "num_key_value_heads", kv_heads, 32),
     HF_FIELD(HF_MIXTRAL, HF_SIZE, "num_key_value_heads", kv_heads, 8),
     HF_FIELD(HF_QWEN3_MOE, HF_SIZE, "num_key_value_heads", kv_heads, 4),
@@ -148,7 +166,10 @@ static const HfKey hf_keys[] = {
     HF_KEYS(HF_GPT2, HF_MUST, "layer_norm_epsilon", "1e-5"),
     HF_KEYS(HF_GPT2, HF_MUST, "scale_attn_weights", "true"),
     HF_KEYS(HF_GPT2, HF_MUST, "scale_attn_by_inverse_layer_idx add_cross_attention", "false"),
-    HF_KEYS(HF_LLAMA | HF_QWEN3 | HF_NANO | HF_QWEN3_MOE, HF_MUST, "attention_bias", "false"),
+    HF_KEYS(HF_LLAMA | HF_QWEN3 | HF_NANO | HF_QWEN3_MOE | HF_GRANITE, HF_MUST, "attention_bias",
+            "false"),
+    HF_KEYS(HF_GRANITE, HF_MUST, "embedding_multiplier residual_multiplier logits_scaling", "1"),
+    HF_KEYS(HF_GRANITE, HF_READ, "attention_multiplier", NULL),
     // Mixtral's windows need no other key; a layer without experts is another table
     HF_KEYS(HF_MIXTRAL, HF_MUST, "sliding_window", "null"),
     HF_KEYS(HF_QWEN3_MOE, HF_READ, "norm_topk_prob", NULL),
@@ -428,6 +449,22 @@ static inline void hf_check_qwen3_moe(const HfConfig *c) {
         hf_refuse(c, 0, dense, "this program has experts in all layers or in none");
     }
 }
+// Of Granite's mixtures this program computes those with shared experts, whose scale of attention
+// is that of others.
+static inline void hf_read_granite(const HfConfig *c, GptConfig *config) {
+    const char *scale = "attention_multiplier";
+    const double width = config->head_dim
+                             ? (double)config->head_dim
+                             : (double)config->channels / (double)max_i64(1, config->heads);
+    const double found = json_get(&c->json, 0, scale) < 0 ? 1 : hf_number(c, 0, scale);
+    if (!config->shared_expert_ffn) {
+        hf_refuse(c, 0, "shared_intermediate_size", "this program computes only: more than 0");
+    }
+    if (fabs(found * sqrt(width) - 1) > 1e-6) {
+        hf_refuse(c, 0, scale, text_of("this program computes only: %.9g", 1 / sqrt(width)).at);
+    }
+    config->shared_experts = 1;
+}
 // Returns the row of hf_models that a configuration is of. Ends the program (EXIT_INPUT) if there
 // is none.
 static inline int hf_model_type(const HfConfig *c) {
@@ -438,8 +475,8 @@ static inline int hf_model_type(const HfConfig *c) {
         if (json_text_is(&c->json, type, hf_type_name(&hf_models[i], own).at)) { return i; }
     }
     hf_refuse(c, 0, "model_type",
-              "this program knows gpt2, llama, mixtral, qwen2, qwen3 "
-              "and qwen3_moe");
+              "this program knows gpt2, llama, mixtral, qwen2, qwen3, qwen3_moe and "
+              "granitemoeshared");
 }
 static inline GptConfig hf_read_config(const HfConfig *c) {
     const Json *j = &c->json;
@@ -454,6 +491,7 @@ static inline GptConfig hf_read_config(const HfConfig *c) {
     }
     if (type & HF_ROTARY) { hf_rotary(c, type, &config); }
     if (type == HF_QWEN3_MOE) { hf_check_qwen3_moe(c); }
+    if (type == HF_GRANITE) { hf_read_granite(c, &config); }
     if (type == HF_GPT2 && config.ffn && config.ffn != 4 * config.channels) {
         hf_refuse(c, 0, "n_inner", "this program computes 4 n_embd");
     }

@@ -159,6 +159,10 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m,
                  ",",
                  c->experts, c->top_k, c->expert_ffn, c->prototypes);
     }
+    if (c->shared_experts) {
+        text_add(t, "shared_experts=%" PRId64 ",shared_expert_ffn=%" PRId64 ",", c->shared_experts,
+                 c->shared_expert_ffn);
+    }
     text_add(t,
              "layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64
              ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
@@ -255,6 +259,10 @@ static inline const char *manifest_architecture(const char *line, GptConfig *c) 
                                ",prototypes=%" SCNd64 ",%n",
                                &c->experts, &c->top_k, &c->expert_ffn, &c->prototypes, &used);
     if (experts == 4) { line += used; }
+    if (sscanf(line, "shared_experts=%" SCNd64 ",shared_expert_ffn=%" SCNd64 ",%n",
+               &c->shared_experts, &c->shared_expert_ffn, &used) == 2) {
+        line += used;
+    }
     c->arch = gpt_architecture(name, strlen(name), tie, experts == 4);
     return c->arch > 0 ? line : NULL;
 }

@@ -34,11 +34,12 @@ typedef struct {
     Json index;      // empty without an index
     JsonNames where; // of its weight_map
 } Safetensors;
-// A tensor of at most two dimensions; a vector has one row.
+// A tensor of at most three dimensions. A vector has one row; the rows of matrices that are stacked
+// are counted together.
 typedef struct {
     const char *at;
     TensorDtype dtype;
-    int64_t rows, cols;
+    int64_t matrices, rows, cols; // matrices: that are stacked; 0: it has two dimensions or one
 } SafeTensor;
 
 __attribute__((noreturn)) static inline void
@@ -165,7 +166,6 @@ static inline void safetensors_close(Safetensors *s) {
 static inline SafeTensor safetensors_tensor(const SafetensorsFile *f, int value) {
     const Json *j = &f->header;
     const int shape = json_get(j, value, "shape"), dtype = json_get(j, value, "dtype");
-    const int first = json_first(j, shape), second = first < 0 ? -1 : json_next(j, shape, first);
     const JsonValue *v = &j->values[value];
     SafeTensor t = {.rows = 1};
     int64_t range[2];
@@ -176,12 +176,17 @@ static inline SafeTensor safetensors_tensor(const SafetensorsFile *f, int value)
         safetensors_refuse(f, v, "its dtype is none of F32, BF16 and F16");
     }
     const int dimensions = json_members(j, shape);
-    if (dimensions < 1 || dimensions > 2 ||
-        !json_whole(j, dimensions == 2 ? second : first, &t.cols) ||
-        (dimensions == 2 && !json_whole(j, first, &t.rows)) || t.rows > 1 << 28 ||
-        t.cols > 1 << 28) {
-        safetensors_refuse(f, v, "its shape is none of a vector or a matrix");
+    int64_t size[3] = {1, 1, 1}; // from the last dimension on
+    bool good = dimensions >= 1 && dimensions <= 3;
+    for (int i = json_first(j, shape), k = dimensions; good && i >= 0; i = json_next(j, shape, i)) {
+        good = json_whole(j, i, &size[--k]) && size[k] <= 1 << 28;
     }
+    if (!good || size[1] * size[2] > 1 << 28) {
+        safetensors_refuse(f, v, "its shape is none of a vector, a matrix or stacked matrices");
+    }
+    t.cols = size[0];
+    t.rows = size[1] * size[2];
+    t.matrices = dimensions == 3 ? size[2] : 0;
     safetensors_range(f, value, range);
     if (range[1] - range[0] != t.rows * t.cols * tensor_dtypes[t.dtype].bytes) {
         safetensors_refuse(f, v, "it has other bytes than its shape and dtype say");

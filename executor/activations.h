@@ -187,11 +187,15 @@ typedef struct {
     float aux, z;  // of routers' losses: each token's factor
     bool training; // false: computes losses only
     bool counts;   // the tokens of each expert
+    bool looks;    // counts them, and computes no losses
     // [samples] of labelled data: 1 if the likeliest label is the sample's, else 0; NULL: not
     // wanted
     double *sample_right;
     int64_t host_row; // position of the first sample in the host arrays, in samples
 } Pass;
+static inline int64_t pass_tokens(const Pass *pass) {
+    return pass->samples * pass->data->options.T;
+}
 
 // -------------------------------------------------------------------------------------------------
 // Memory

@@ -494,7 +494,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     // ranks exchange all rows, those beyond the pass's samples included
     const bool cut = e->map->parts > 1 && gpt_unit_class(e->model, a->unit) == UNIT_BLOCK;
     const int64_t rows = cut ? a->rows : executor_rows(a, pass);
-    if (rows <= 0) { return; }
+    if (rows <= 0 || (pass->looks && a->unit == e->model->units - 1)) { return; }
     executor_await(e, a, pass->training);
     // time spent waiting for other stages does not count
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); }

@@ -134,6 +134,10 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
                                        const Pass *pass, const OptimizerStep *optimizer,
                                        int64_t of_step, double *norm) {
     if (executor_run_states(e, a, optimizer, of_step)) { return; }
+    // if no pass came before the step, its forward passes are done when the first one goes back
+    if (a->kind == ACT_BACKWARD_INPUT && pass->aux > 0 && !e->loads.known) {
+        expert_loads_share(&e->loads, e->comm, pass_tokens(pass));
+    }
     switch (a->kind) {
     case ACT_PREFETCH:
         executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->secondary);
@@ -268,11 +272,10 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
     }
 }
 
-// Finds out where the tokens of a step will go, by a forward pass of its samples: the share of each
-// expert, of which Switch's loss is made. All ranks call it before the step, with its pass and the
-// schedule of passes that do not train.
+// Finds out where the tokens of a step will go, by a forward pass of its samples, without the head:
+// the share of each expert, of which Switch's loss is made. All ranks call it before the step, with
+// its pass and the schedule of passes that do not train.
 static inline void executor_look_at_loads(Executor *e, const Program *program, const Pass *step) {
-    const int64_t tokens = step->samples * step->data->options.T;
     ExpertLoads *l = &e->loads;
     expert_loads_clear(l);
     for (int64_t first = 0; first < step->samples; first += program->samples) {
@@ -282,14 +285,11 @@ static inline void executor_look_at_loads(Executor *e, const Program *program, c
         pass.windows = step->windows ? step->windows + first : NULL;
         pass.samples = min_i64(program->samples, step->samples - first);
         pass.training = false;
-        pass.counts = true;
+        pass.looks = true;
         pass.host_row = 0;
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, e->step, NULL);
     }
-    expert_loads_sum(l, e->comm);
-    for (int64_t i = 0; i < l->layers * l->experts; i++) {
-        l->shares[i] = (float)((double)l->loads[i] / (double)tokens);
-    }
+    expert_loads_share(l, e->comm, pass_tokens(step));
     expert_loads_clear(l);
 }
 

@@ -17,6 +17,8 @@ typedef struct {
     int64_t *loads;          // [layers][experts] tokens
     int64_t *all;            // [ranks][layers][experts]
     float *shares;           // [layers][experts] of a step's tokens
+    bool summed;             // loads are those of all ranks
+    bool known;              // shares are those of the step that runs
 } ExpertLoads;
 static inline ExpertLoads expert_loads_make(const GptModel *m, int ranks) {
     const int64_t n = m->config.layers * m->config.experts;
@@ -30,18 +32,30 @@ static inline ExpertLoads expert_loads_make(const GptModel *m, int ranks) {
 static inline void expert_loads_free(ExpertLoads *l) { free_all(l->loads, l->all, l->shares); }
 static inline void expert_loads_clear(ExpertLoads *l) {
     if (l->loads) { memset(l->loads, 0, (size_t)(l->layers * l->experts) * sizeof *l->loads); }
+    l->summed = false;
 }
 // Adds the loads of a block's forward pass.
 static inline void expert_loads_count(ExpertLoads *l, const UnitCall *c, int unit) {
     const int32_t *loads = (const int32_t *)c->buffers.value[unit_op(c->unit, OP_ROUTER)->stats[1]];
     for (int64_t e = 0; e < l->experts; e++) { l->loads[(unit - 1) * l->experts + e] += loads[e]; }
 }
-// Adds up the loads of all ranks, on each. All ranks call it.
+// Adds up the loads of all ranks, on each, if that is not done yet. All ranks call it.
 static inline void expert_loads_sum(ExpertLoads *l, Comm *comm) {
     const int64_t n = l->layers * l->experts;
+    if (l->summed) { return; }
     comm_all_gather_small(comm, l->loads, l->all, (size_t)n * sizeof *l->loads);
     expert_loads_clear(l);
     for (int64_t i = 0; i < n * comm->ranks; i++) { l->loads[i % n] += l->all[i]; }
+    l->summed = true;
+}
+// Finds the shares of a step of so many tokens from the loads of all its forward passes. All ranks
+// call it.
+static inline void expert_loads_share(ExpertLoads *l, Comm *comm, int64_t tokens) {
+    expert_loads_sum(l, comm);
+    for (int64_t i = 0; i < l->layers * l->experts; i++) {
+        l->shares[i] = (float)((double)l->loads[i] / (double)tokens);
+    }
+    l->known = true;
 }
 // Loads as the log has them, of all layers: the largest of an expert, in mean loads; and their
 // entropy, of which 1 means that all are equal.

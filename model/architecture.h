@@ -57,6 +57,8 @@ typedef enum {
     OF_OWN_EXPERTS, // that a rank has: all, or --expert-parallel's part
     OF_ARRIVALS,    // rows that they may get for each token of a rank, at most
     OF_ROUTE,       // numbers that say where a token goes (ops.h: Route)
+    OF_SHARED,      // 1 if there are experts to which all tokens go, else 0
+    OF_SHARED_FFN,  // inner width of all these together
     QUANTITIES
 } Quantity;
 typedef struct {
@@ -96,7 +98,7 @@ typedef struct {
 
 // A boundary is VALUE_X or VALUE_Y: its memory belongs to the micro-batch, not to the unit.
 typedef enum { VALUE_REALS, VALUE_FLOATS, VALUE_BOUNDARY } ValueType;
-enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 24 };
+enum { VALUE_X, VALUE_Y, VALUE_FIRST, MOST_VALUES = 32 };
 typedef struct {
     const char *name;
     ValueType type; // of its elements: compute precision, or fp32
@@ -108,7 +110,7 @@ typedef struct {
 
 // Buffers of gradients, in compute precision. The input part of a backward pass fills them, and the
 // weight part reads them, possibly much later.
-enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 16 };
+enum { NO_GRADIENT, GRADIENT_X, GRADIENT_Y, GRADIENT_FIRST, MOST_GRADIENTS = 24 };
 typedef struct {
     const char *name;
     Dim width, rows;
@@ -250,6 +252,10 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
     {                                                                                              \
         {"gate", ONE_OF(OF_EXPERT_FFN)}, { "up", ONE_OF(OF_EXPERT_FFN) }                           \
     }
+#define RANGES_SHARED_GATE_UP                                                                      \
+    {                                                                                              \
+        {"gate", ONE_OF(OF_SHARED_FFN)}, { "up", ONE_OF(OF_SHARED_FFN) }                           \
+    }
 #define FLOAT_PER_TOKEN .type = VALUE_FLOATS, .width = {1, OF_ONE}
 // The first rows of each table of values and of gradients, and the tables of a unit
 #define BOUNDARIES                                                                                 \
@@ -285,11 +291,15 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
         .name = "dback", .width = CHANNELS_X1, .rows = ONE_OF(OF_CHOICES)                          \
     }
 // The operations of such a block between `from`, which the experts read, and the block's output. a:
-// the prefix of the names of its values and tensors; a_EXPERTS_OF(rows, loads) makes a_MADE.
+// the prefix of the names of its values and tensors; a_EXPERTS_OF(rows, loads) makes a_MADE, and
+// a_SHARED_OF(from) makes a_SHARED, by the experts to which all tokens go. The values of these have
+// no elements where there are none; then operations on them are left out (unit.h: op_is_empty).
 #define EXPERT_OPS(a, from)                                                                        \
-    EXPERT_ROUTE(a, from), a##_EXPERTS_OF(a##_ROWS, a##_LOADS), EXPERT_SUM(a, a##_MADE)
+    EXPERT_ROUTE(a, from), a##_SHARED_OF(from), a##_EXPERTS_OF(a##_ROWS, a##_LOADS),               \
+        EXPERT_SUM(a, a##_MADE)
 #define EXCHANGE_OPS(a, from)                                                                      \
-    EXPERT_ROUTE(a, from), EXPERT_EXCHANGE(a##_ROWS, a##_ARRIVED, a##_LOADS, a##_ARRIVALS),        \
+    EXPERT_ROUTE(a, from), a##_SHARED_OF(from),                                                    \
+        EXPERT_EXCHANGE(a##_ROWS, a##_ARRIVED, a##_LOADS, a##_ARRIVALS),                           \
         a##_EXPERTS_OF(a##_ARRIVED, a##_ARRIVALS),                                                 \
         EXPERT_EXCHANGE(a##_MADE, a##_BACK, a##_ARRIVALS, a##_LOADS), EXPERT_SUM(a, a##_BACK)
 #define EXPERT_ROUTE(a, from)                                                                      \
@@ -306,7 +316,8 @@ static inline const OpNode *unit_op(const UnitSpec *u, OpKindId kind) {
         .kind = OP_EXCHANGE, .in = {from}, .out = {to}, .stats = { sent, comes }                   \
     }
 #define EXPERT_SUM(a, made)                                                                        \
-    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {a##_ROUTE}}, {                  \
+    {.kind = OP_COMBINE, .in = {made}, .out = {VALUE_Y}, .stats = {a##_ROUTE}},                    \
+        {.kind = OP_ADD, .in = {VALUE_Y, a##_SHARED}, .out = {VALUE_Y}}, {                         \
         .kind = OP_ADD, .in = {VALUE_Y, a##_RES}, .out = { VALUE_Y }                               \
     }
 #define UNIT_TABLES(unit)                                                                          \

@@ -26,6 +26,7 @@ typedef struct {
     // Experts in place of the MLP; 0: none. A token goes to the top_k experts of all, or of each of
     // `prototypes` equal groups (0: all are one group).
     int64_t experts, top_k, expert_ffn, prototypes;
+    int64_t shared_experts, shared_expert_ffn; // beside them, to which all tokens go; width of each
     int64_t expert_ranks; // that the experts are divided over; 0: each rank has all
     // then: rows that are planned for each token of a rank; 0: as many as there can be
     int64_t expert_rows;
@@ -59,6 +60,7 @@ static inline GptConfig gpt_config_complete(GptConfig c) {
     if (c.experts && !c.top_k) { c.top_k = c.prototypes ? 1 : 2; }
     if (!c.ffn) { c.ffn = round_up((int64_t)(d->ffn * (double)c.channels), d->ffn_unit); }
     if (c.experts && !c.expert_ffn) { c.expert_ffn = c.ffn; }
+    if (c.shared_experts && !c.shared_expert_ffn) { c.shared_expert_ffn = c.expert_ffn; }
     if (c.theta == 0) { c.theta = d->theta; }
     if (c.eps == 0) { c.eps = d->eps; }
     return c;
@@ -93,9 +95,23 @@ static inline int64_t gpt_expert_ranks(const GptConfig *c) { return max_i64(1, c
 static inline void gpt_experts_check(const GptConfig *c, const char *source) {
     const int64_t groups = gpt_groups(c);
     if (!c->experts) {
-        if (!c->top_k && !c->expert_ffn && !c->prototypes) { return; }
+        if (!c->top_k && !c->expert_ffn && !c->prototypes && !c->shared_experts &&
+            !c->shared_expert_ffn) {
+            return;
+        }
         die(EXIT_INPUT, "give experts, as in \"arch=llama,experts=8,top_k=2,expert_ffn=512\"",
-            "model %.100s: top_k, expert_ffn and prototypes are of blocks with experts", source);
+            "model %.100s: top_k, expert_ffn, prototypes, shared_experts and shared_expert_ffn are "
+            "of blocks with experts",
+            source);
+    }
+    if (c->shared_expert_ffn && !c->shared_experts) {
+        die(EXIT_INPUT, "give shared_experts=1, or leave it out",
+            "model %.100s: shared_expert_ffn is the width of shared_experts", source);
+    }
+    if (c->shared_experts > 1 << 10 || c->shared_experts * c->shared_expert_ffn > 1 << 22) {
+        die(EXIT_INPUT, "together they have at most 4194304 columns",
+            "model %.100s is impossible: shared_experts=%" PRId64 " shared_expert_ffn=%" PRId64,
+            source, c->shared_experts, c->shared_expert_ffn);
     }
     if (c->experts > 1 << 16 || c->experts % groups || c->top_k < 1 ||
         c->top_k > c->experts / groups || gpt_choices(c) > 1024 || c->expert_ffn > 1 << 22) {
@@ -155,7 +171,8 @@ static inline void gpt_config_check(const GptConfig *config, const char *source)
 // activations computed below cannot overflow.
 static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
     // an upper bound per token
-    const int64_t experts = gpt_choices(c) * max_i64(c->expert_ffn, c->channels) + c->experts,
+    const int64_t experts = gpt_choices(c) * max_i64(c->expert_ffn, c->channels) + c->experts +
+                            c->shared_experts * c->shared_expert_ffn,
                   widest = max_i64(max_i64(c->channels, experts / 4),
                                    max_i64(c->ffn / 4, c->heads * c->head_dim));
     double bytes = rows * (double)T * widest * (c->layers + 2) * 128;
@@ -169,11 +186,26 @@ static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
 // rope_factor: Llama 3.1's scaling of the rotary frequencies. positions: sequences are at most as
 // long; if missing, as long as --seq-len.
 // ffn: of a block with experts, the width of each, unless expert_ffn says it.
-enum { CONFIG_INTEGERS = 12 };
-static const char *const gpt_keys[] = {
-    "layers", "heads",     "channels",    "vocab", "kv_heads",   "head_dim",
-    "ffn",    "positions", "experts",     "top_k", "expert_ffn", "prototypes",
-    "theta",  "eps",       "rope_factor", "tie",   "arch"};
+enum { CONFIG_INTEGERS = 14 };
+static const char *const gpt_keys[] = {"layers",
+                                       "heads",
+                                       "channels",
+                                       "vocab",
+                                       "kv_heads",
+                                       "head_dim",
+                                       "ffn",
+                                       "positions",
+                                       "experts",
+                                       "top_k",
+                                       "expert_ffn",
+                                       "prototypes",
+                                       "shared_experts",
+                                       "shared_expert_ffn",
+                                       "theta",
+                                       "eps",
+                                       "rope_factor",
+                                       "tie",
+                                       "arch"};
 typedef struct {
     GptConfig config;
     int64_t tie;
@@ -185,9 +217,20 @@ typedef struct {
 static inline bool gpt_read_pair(GptPairs *pairs, int key, const char *value, size_t n) {
     const char *name = gpt_keys[key];
     GptConfig *c = &pairs->config;
-    int64_t *integers[CONFIG_INTEGERS] = {
-        &c->layers, &c->heads,       &c->channels, &c->vocab, &c->kv_heads,   &c->head_dim,
-        &c->ffn,    &c->max_seq_len, &c->experts,  &c->top_k, &c->expert_ffn, &c->prototypes};
+    int64_t *integers[CONFIG_INTEGERS] = {&c->layers,
+                                          &c->heads,
+                                          &c->channels,
+                                          &c->vocab,
+                                          &c->kv_heads,
+                                          &c->head_dim,
+                                          &c->ffn,
+                                          &c->max_seq_len,
+                                          &c->experts,
+                                          &c->top_k,
+                                          &c->expert_ffn,
+                                          &c->prototypes,
+                                          &c->shared_experts,
+                                          &c->shared_expert_ffn};
     char *end = NULL;
     if (key < CONFIG_INTEGERS) {
         const int64_t number = *integers[key] = strtoll(value, &end, 10);
@@ -248,6 +291,10 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
     }
     GptConfig c = pairs.config;
     c.arch = gpt_pairs_architecture(&pairs, text);
+    if (c.experts && c.ffn && c.expert_ffn) {
+        die(EXIT_INPUT, "give expert_ffn alone",
+            "--model \"%.100s\": ffn and expert_ffn are both the width of an expert", text);
+    }
     if (!c.vocab) { c.vocab = GPT2_VOCAB; }
     c.padded_vocab = round_up(c.vocab, VOCAB_PADDING);
     if (!c.max_seq_len) { c.max_seq_len = seq_len; }

@@ -74,10 +74,11 @@ static inline bool class_is_blocks(StorageClass c) {
 static inline StorageClass tensor_class(const GptModel *m, int tensor) {
     return m->arch->tensors[tensor].storage;
 }
-// Returns how many layers have a tensor of their own: all, or 1 outside blocks; 0 if the
-// architecture does not have the tensor.
+// Returns how many layers have a tensor of their own: all, or 1 outside blocks; 0 if the model does
+// not have the tensor.
 static inline int64_t gpt_tensor_layers(const GptModel *m, int tensor) {
     const StorageClass c = tensor_class(m, tensor);
+    if (!m->tensor_elements[tensor]) { return 0; }
     return class_is_blocks(c) ? m->config.layers : c != NO_STORAGE;
 }
 static inline const UnitSpec *gpt_unit_spec(const GptModel *m, UnitClass c) {
@@ -110,6 +111,8 @@ static inline void gpt_set_quantities(GptModel *m) {
     const int64_t most = gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
     m->quantity[OF_ARRIVALS] = c->expert_rows ? min_i64(c->expert_rows, most) : most;
     m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
+    m->quantity[OF_SHARED] = c->shared_experts > 0;
+    m->quantity[OF_SHARED_FFN] = c->shared_experts * c->shared_expert_ffn;
 }
 // Returns the frequency of a pair of elements, scaled as Llama 3.1 does: long wavelengths by the
 // factor, short ones not, those between in part (rope_type "llama3" of transformers).
@@ -331,7 +334,7 @@ static inline int gpt_storage_parts(const GptModel *m, int storage,
     const StorageClass wanted = gpt_storage_class(m, storage);
     const int64_t layer = class_is_blocks(wanted) ? gpt_first_layer(m, storage) : 0;
     for (int t = 0; t < m->arch->tensor_count; t++) {
-        if (m->arch->tensors[t].storage != wanted) { continue; }
+        if (m->arch->tensors[t].storage != wanted || !m->tensor_elements[t]) { continue; }
         const TensorPart part = {
             .tensor = t,
             .layer = layer,

@@ -27,6 +27,8 @@ enum {
     GPT2_ROUTERB,
     GPT2_EXPERT_FCW,
     GPT2_EXPERT_PROJW,
+    GPT2_SHARED_FCW,
+    GPT2_SHARED_PROJW,
     GPT2_EXPERTS_TENSORS
 };
 // mlp: the storage of the MLP, or NO_STORAGE
@@ -98,6 +100,16 @@ static const TensorSpec gpt2_experts_tensors[GPT2_EXPERTS_TENSORS] = {
      .rows = CHANNELS_X1,
      .cols = ONE_OF(OF_EXPERT_FFN),
      .init = INIT_RESIDUAL},
+    {.name = "sharedfcw",
+     .storage = STORAGE_BLOCK,
+     .rows = ONE_OF(OF_SHARED_FFN),
+     .cols = CHANNELS_X1,
+     .init = INIT_NORMAL},
+    {.name = "sharedprojw",
+     .storage = STORAGE_BLOCK,
+     .rows = CHANNELS_X1,
+     .cols = ONE_OF(OF_SHARED_FFN),
+     .init = INIT_RESIDUAL},
 };
 
 // The embedding: y = wte[token] + wpe[position]
@@ -162,22 +174,44 @@ enum {
     GPT2_P,
     GPT2_ROUTE,
     GPT2_LOADS,
+    GPT2_SHARED_FC, // of experts to which all tokens go: one MLP
+    GPT2_SHARED_GELU,
+    GPT2_SHARED, // what they make
     GPT2_ARRIVED,
     GPT2_BACK,
     GPT2_ARRIVALS
 };
-enum { GPT2_DROWS = GPT2_DLN1 + 1, GPT2_DMADE, GPT2_DARRIVED, GPT2_DBACK };
+enum {
+    GPT2_DROWS = GPT2_DLN1 + 1,
+    GPT2_DMADE,
+    GPT2_DSHARED_FC,
+    GPT2_DSHARED,
+    GPT2_DARRIVED,
+    GPT2_DBACK
+};
+#define GPT2_SHARED_VALUES                                                                         \
+    {.name = "shared_fc", .width = ONE_OF(OF_SHARED_FFN), .gradient = GPT2_DSHARED_FC},            \
+        {.name = "shared_gelu", .width = ONE_OF(OF_SHARED_FFN)}, {                                 \
+        .name = "shared", .width = CHANNELS_X1, .rows = ONE_OF(OF_SHARED),                         \
+        .gradient = GPT2_DSHARED                                                                   \
+    }
+#define GPT2_SHARED_GRADIENTS                                                                      \
+    {.name = "dshared_fc", .width = ONE_OF(OF_SHARED_FFN)}, {                                      \
+        .name = "dshared", .width = CHANNELS_X1, .rows = ONE_OF(OF_SHARED)                         \
+    }
 static const ValueSpec gpt2_experts_block_values[] = {
-    GPT2_BLOCK_VALUES(EXPERT_FFN_X1, OF_CHOICES),
-    EXPERT_VALUES(OF_CHOICES, GPT2_DROWS, GPT2_DMADE)};
+    GPT2_BLOCK_VALUES(EXPERT_FFN_X1, OF_CHOICES), EXPERT_VALUES(OF_CHOICES, GPT2_DROWS, GPT2_DMADE),
+    GPT2_SHARED_VALUES};
 static const ValueSpec gpt2_exchange_block_values[] = {
     GPT2_BLOCK_VALUES(EXPERT_FFN_X1, OF_ARRIVALS),
-    EXPERT_VALUES(OF_ARRIVALS, GPT2_DROWS, GPT2_DMADE), EXCHANGE_VALUES(GPT2_DARRIVED, GPT2_DBACK)};
+    EXPERT_VALUES(OF_ARRIVALS, GPT2_DROWS, GPT2_DMADE), GPT2_SHARED_VALUES,
+    EXCHANGE_VALUES(GPT2_DARRIVED, GPT2_DBACK)};
 static const GradientSpec gpt2_experts_block_gradients[] = {
-    GPT2_BLOCK_GRADIENTS(EXPERT_FFN_X1, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES)};
+    GPT2_BLOCK_GRADIENTS(EXPERT_FFN_X1, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES),
+    GPT2_SHARED_GRADIENTS};
 static const GradientSpec gpt2_exchange_block_gradients[] = {
     GPT2_BLOCK_GRADIENTS(EXPERT_FFN_X1, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
-    EXCHANGE_GRADIENTS};
+    GPT2_SHARED_GRADIENTS, EXCHANGE_GRADIENTS};
 
 #define GPT2_TO_MLP                                                                                \
     {.kind = OP_LAYERNORM,                                                                         \
@@ -215,6 +249,19 @@ static const OpNode gpt2_block_ops[] = {
         .kind = OP_EXPERTS_OF_GELU, .in = {GPT2_GELU, GPT2_FC}, .out = {GPT2_MADE},                \
         .stats = {loads}, .params = {                                                              \
             GPT2_EXPERT_PROJW,                                                                     \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
+// ... and what those make to which all tokens go
+#define GPT2_SHARED_OF(from)                                                                       \
+    {.kind = OP_LINEAR_GELU,                                                                       \
+     .in = {from},                                                                                 \
+     .out = {GPT2_SHARED_FC, GPT2_SHARED_GELU},                                                    \
+     .params = {GPT2_SHARED_FCW, NO_TENSOR}},                                                      \
+    {                                                                                              \
+        .kind = OP_LINEAR_OF_GELU, .in = {GPT2_SHARED_GELU, GPT2_SHARED_FC}, .out = {GPT2_SHARED}, \
+        .params = {                                                                                \
+            GPT2_SHARED_PROJW,                                                                     \
             NO_TENSOR                                                                              \
         }                                                                                          \
     }

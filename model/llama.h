@@ -24,6 +24,8 @@ enum {
     LLAMA_ROUTERB,
     LLAMA_EXPERT_GATEUPW,
     LLAMA_EXPERT_DOWNW,
+    LLAMA_SHARED_GATEUPW, // of experts to which all tokens go, together
+    LLAMA_SHARED_DOWNW,
     LLAMA_TENSORS
 };
 // Each argument is the storage of tensors that not all architectures have, or NO_STORAGE.
@@ -79,9 +81,21 @@ enum {
          .cols = CHANNELS_X1,                                                                      \
          .ranges = RANGES_EXPERT_GATE_UP,                                                          \
          .init = INIT_NORMAL},                                                                     \
+        {.name = "expertdownw",                                                                    \
+         .storage = experts,                                                                       \
+         .copies = ONE_OF(OF_OWN_EXPERTS),                                                         \
+         .rows = CHANNELS_X1,                                                                      \
+         .cols = ONE_OF(OF_EXPERT_FFN),                                                            \
+         .init = INIT_RESIDUAL},                                                                   \
+        {.name = "sharedgateupw",                                                                  \
+         .storage = router,                                                                        \
+         .rows = {2, OF_SHARED_FFN},                                                               \
+         .cols = CHANNELS_X1,                                                                      \
+         .ranges = RANGES_SHARED_GATE_UP,                                                          \
+         .init = INIT_NORMAL},                                                                     \
     {                                                                                              \
-        .name = "expertdownw", .storage = experts, .copies = ONE_OF(OF_OWN_EXPERTS),               \
-        .rows = CHANNELS_X1, .cols = ONE_OF(OF_EXPERT_FFN), .init = INIT_RESIDUAL                  \
+        .name = "shareddownw", .storage = router, .rows = CHANNELS_X1,                             \
+        .cols = ONE_OF(OF_SHARED_FFN), .init = INIT_RESIDUAL                                       \
     }
 static const TensorSpec llama_tied_tensors[LLAMA_TENSORS] = {
     LLAMA_TENSOR_TABLE(NO_STORAGE, NO_STORAGE, STORAGE_BLOCK, NO_STORAGE, NO_STORAGE, NO_STORAGE)};
@@ -137,14 +151,17 @@ enum {
     LLAMA_P,                    // of each expert
     LLAMA_ROUTE,
     LLAMA_LOADS, // rows of each expert
+    LLAMA_SHARED_GATEUP,
+    LLAMA_SHARED_SILU,
+    LLAMA_SHARED, // what the experts to which all tokens go make
     EXPERTS_TURNED,
     EXPERTS_RSTD
 };
 // With experts on several ranks, which exchange rows
 enum {
-    LLAMA_ARRIVED = LLAMA_LOADS + 1, // rows of all these ranks, for the experts of this one
-    LLAMA_BACK,                      // what the experts have made of this rank's rows
-    LLAMA_ARRIVALS,                  // rows that came from each rank for each expert
+    LLAMA_ARRIVED = LLAMA_SHARED + 1, // rows of all these ranks, for the experts of this one
+    LLAMA_BACK,                       // what the experts have made of this rank's rows
+    LLAMA_ARRIVALS,                   // rows that came from each rank for each expert
     EXCHANGE_TURNED,
     EXCHANGE_RSTD
 };
@@ -158,8 +175,15 @@ enum {
     LLAMA_DATT,
     QWEN3_DTURNED
 };
-enum { LLAMA_DROWS = LLAMA_DATT + 1, LLAMA_DMADE, EXPERTS_DTURNED };
-enum { LLAMA_DARRIVED = LLAMA_DMADE + 1, LLAMA_DBACK, EXCHANGE_DTURNED };
+enum {
+    LLAMA_DROWS = LLAMA_DATT + 1,
+    LLAMA_DMADE,
+    LLAMA_DSHARED_GATEUP,
+    LLAMA_DSHARED_SILU,
+    LLAMA_DSHARED,
+    EXPERTS_DTURNED
+};
+enum { LLAMA_DARRIVED = LLAMA_DSHARED + 1, LLAMA_DBACK, EXCHANGE_DTURNED };
 // mlp: the width of the MLP, or of an expert; each: rows for each token
 #define LLAMA_BLOCK_VALUES(mlp, each)                                                              \
     BOUNDARIES, {.name = "n1", .width = CHANNELS_X1, .gradient = LLAMA_DN1},                       \
@@ -182,6 +206,18 @@ enum { LLAMA_DARRIVED = LLAMA_DMADE + 1, LLAMA_DBACK, EXCHANGE_DTURNED };
     }
 static const ValueSpec llama_block_values[] = {LLAMA_BLOCK_VALUES(OF_FFN, OF_ONE)};
 static const GradientSpec llama_block_gradients[] = {LLAMA_BLOCK_GRADIENTS(OF_FFN, OF_ONE)};
+// Experts to which all tokens go: one MLP, beside the others
+#define LLAMA_SHARED_VALUES                                                                        \
+    {.name = "shared_gateup", .width = {2, OF_SHARED_FFN}, .gradient = LLAMA_DSHARED_GATEUP},      \
+        {.name = "shared_silu", .width = ONE_OF(OF_SHARED_FFN), .gradient = LLAMA_DSHARED_SILU}, { \
+        .name = "shared", .width = CHANNELS_X1, .rows = ONE_OF(OF_SHARED),                         \
+        .gradient = LLAMA_DSHARED                                                                  \
+    }
+#define LLAMA_SHARED_GRADIENTS                                                                     \
+    {.name = "dshared_gateup", .width = {2, OF_SHARED_FFN}},                                       \
+        {.name = "dshared_silu", .width = ONE_OF(OF_SHARED_FFN)}, {                                \
+        .name = "dshared", .width = CHANNELS_X1, .rows = ONE_OF(OF_SHARED)                         \
+    }
 // Qwen3's heads of q and k after their norm
 #define HEADS_VALUES(dturned)                                                                      \
     {.name = "turned", .width = ONE_OF(OF_QKV), .gradient = (dturned)}, {                          \
@@ -195,28 +231,31 @@ static const GradientSpec qwen3_block_gradients[] = {LLAMA_BLOCK_GRADIENTS(OF_FF
                                                      HEADS_GRADIENT};
 static const ValueSpec llama_experts_block_values[] = {
     LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_CHOICES),
-    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE)};
+    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE), LLAMA_SHARED_VALUES};
 static const ValueSpec llama_exchange_block_values[] = {
     LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_ARRIVALS),
-    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE),
+    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE), LLAMA_SHARED_VALUES,
     EXCHANGE_VALUES(LLAMA_DARRIVED, LLAMA_DBACK)};
 static const ValueSpec qwen3_experts_block_values[] = {
     LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_CHOICES),
-    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE), HEADS_VALUES(EXPERTS_DTURNED)};
+    EXPERT_VALUES(OF_CHOICES, LLAMA_DROWS, LLAMA_DMADE), LLAMA_SHARED_VALUES,
+    HEADS_VALUES(EXPERTS_DTURNED)};
 static const ValueSpec qwen3_exchange_block_values[] = {
     LLAMA_BLOCK_VALUES(OF_EXPERT_FFN, OF_ARRIVALS),
-    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE),
+    EXPERT_VALUES(OF_ARRIVALS, LLAMA_DROWS, LLAMA_DMADE), LLAMA_SHARED_VALUES,
     EXCHANGE_VALUES(LLAMA_DARRIVED, LLAMA_DBACK), HEADS_VALUES(EXCHANGE_DTURNED)};
 static const GradientSpec llama_experts_block_gradients[] = {
-    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES)};
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES),
+    LLAMA_SHARED_GRADIENTS};
 static const GradientSpec llama_exchange_block_gradients[] = {
     LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
-    EXCHANGE_GRADIENTS};
+    LLAMA_SHARED_GRADIENTS, EXCHANGE_GRADIENTS};
 static const GradientSpec qwen3_experts_block_gradients[] = {
-    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES), HEADS_GRADIENT};
+    LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_CHOICES), EXPERT_GRADIENTS(OF_CHOICES),
+    LLAMA_SHARED_GRADIENTS, HEADS_GRADIENT};
 static const GradientSpec qwen3_exchange_block_gradients[] = {
     LLAMA_BLOCK_GRADIENTS(OF_EXPERT_FFN, OF_ARRIVALS), EXPERT_GRADIENTS(OF_ARRIVALS),
-    EXCHANGE_GRADIENTS, HEADS_GRADIENT};
+    LLAMA_SHARED_GRADIENTS, EXCHANGE_GRADIENTS, HEADS_GRADIENT};
 
 // From the block's input to q, k and v, before positions
 #define LLAMA_TO_QKV(bias)                                                                         \
@@ -277,6 +316,18 @@ static const GradientSpec qwen3_exchange_block_gradients[] = {
         {.kind = OP_SWIGLU, .in = {LLAMA_GATEUP}, .out = {LLAMA_SILU}, .stats = {loads}}, {        \
         .kind = OP_EXPERTS, .in = {LLAMA_SILU}, .out = {LLAMA_MADE}, .stats = {loads}, .params = { \
             LLAMA_EXPERT_DOWNW,                                                                    \
+            NO_TENSOR                                                                              \
+        }                                                                                          \
+    }
+// ... and what those make to which all tokens go
+#define LLAMA_SHARED_OF(from)                                                                      \
+    {.kind = OP_LINEAR,                                                                            \
+     .in = {from},                                                                                 \
+     .out = {LLAMA_SHARED_GATEUP},                                                                 \
+     .params = {LLAMA_SHARED_GATEUPW, NO_TENSOR}},                                                 \
+        {.kind = OP_SWIGLU, .in = {LLAMA_SHARED_GATEUP}, .out = {LLAMA_SHARED_SILU}}, {            \
+        .kind = OP_LINEAR, .in = {LLAMA_SHARED_SILU}, .out = {LLAMA_SHARED}, .params = {           \
+            LLAMA_SHARED_DOWNW,                                                                    \
             NO_TENSOR                                                                              \
         }                                                                                          \
     }

@@ -612,6 +612,29 @@ static inline void op_backward_input(const UnitCall *c, const OpNode *n, Real **
     }
 }
 
+// Does an operation work on a value without elements? Then it is left out.
+static inline bool op_is_empty(const UnitCall *c, const OpNode *n) {
+    bool empty = false;
+    for (int i = 0; i < 2; i++) {
+        empty = empty || !value_width(c->model, &c->unit->values[n->in[i]]) ||
+                !value_width(c->model, &c->unit->values[n->out[i]]);
+    }
+    return empty;
+}
+// Does an operation only make the unit's output, or a term of it? The backward pass reads neither.
+static inline bool op_makes_output(const UnitSpec *u, const OpNode *n) {
+    bool is_term = false;
+    if (n->out[0] == VALUE_Y) { return true; }
+    for (int i = 0; i < u->op_count; i++) {
+        const OpNode *reader = &u->ops[i];
+        for (int k = 0; k < op_inputs[reader->kind]; k++) {
+            if (reader->in[k] != n->out[0]) { continue; }
+            if (reader->kind != OP_ADD || reader->out[0] != VALUE_Y) { return false; }
+            is_term = true;
+        }
+    }
+    return is_term && !n->stats[0];
+}
 // The same, while one part of a unit with messages goes back. What later parts have read has its
 // gradient in its own buffer; so has at the end what this part has read.
 static inline void op_backward_of_part(const UnitCall *c, const OpNode *n, int of, Real **at) {
@@ -642,8 +665,9 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
     for (int i = 0; i < count; i++) {
         const int k = part == PART_FORWARD ? i : count - 1 - i, of = unit_part(c->unit, k);
         const OpNode *n = &c->unit->ops[k];
-        const bool skipped =
-            (part == PART_FORWARD && of != c->part) || (c->recompute && n->out[0] == VALUE_Y);
+        const bool skipped = (part == PART_FORWARD && of != c->part) ||
+                             (c->recompute && op_makes_output(c->unit, n));
+        if (op_is_empty(c, n)) { continue; }
         if (part == PART_BACKWARD_INPUT) {
             op_backward_of_part(c, n, of, at);
         } else if (op_kinds[n->kind].part[part] && !skipped) {

@@ -17,6 +17,8 @@
 #include "cyclic.h"
 #include "executor/activations.h"
 #include "executor/compute.h"
+#include "model/architecture.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "offload.h"
 #include "ops/ops.h"
@@ -79,10 +81,11 @@ typedef struct {
 typedef struct {
     // memory: bytes on the device; host: resident bytes of the process besides these
     size_t memory[MEMORY_KINDS], host;
-    size_t offloaded;   // part of host: offloaded states and activations
-    HostTraffic copied; // in a step
-    int64_t stored;     // bytes on disk; a step reads and writes all of them
-    int64_t traffic[COMM_KINDS][LINK_KINDS];
+    size_t offloaded;                        // part of host: offloaded states and activations
+    HostTraffic copied;                      // in a step
+    int64_t stored;                          // bytes on disk; a step reads and writes all of them
+    int64_t traffic[COMM_KINDS][LINK_KINDS]; // rows of experts: of even loads
+    int64_t most_rows;   // bytes of rows of experts, if loads are as uneven as they can be
     double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;
 
@@ -140,9 +143,21 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     schedule_lower_parts(&program);
     return program;
 }
-// Returns this rank's schedule of a training step.
+// Does a forward pass over a step's samples come before the step? Switch's loss needs the loads of
+// the whole step in each backward pass. Where each rank has one micro-batch, they are known when
+// the first one begins.
+static inline bool plan_looks_ahead(const Plan *p) {
+    const Options *o = &p->config->options;
+    return o->moe_balance == BALANCE_AUX && o->moe_aux_coefficient > 0 &&
+           (p->pipeline.placement.stages > 1 || p->pipeline.micro_batches > 1 ||
+            p->config->samples % p->machine->ranks->n != 0);
+}
+// Returns this rank's schedule of a program; of a training step.
+static inline const Schedule *plan_rank_schedule(const Plan *p, const Program *program) {
+    return &program->rank[p->machine->ranks->me % program->ranks];
+}
 static inline const Schedule *plan_schedule(const Plan *p) {
-    return &p->program.rank[p->machine->ranks->me % p->program.ranks];
+    return plan_rank_schedule(p, &p->program);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -203,12 +218,32 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
         }
     }
 }
+// Returns the bytes of rows of experts that a rank's schedule sends at most: all of its own rows go
+// away, and all rows of the others come, and go back.
+static inline int64_t predict_most_rows(const Plan *p, const Program *program) {
+    const GptModel *m = &p->model;
+    const Schedule *schedule = plan_rank_schedule(p, program);
+    const int64_t own = m->quantity[OF_OWN_EXPERTS], choices = gpt_choices(&m->config),
+                  ranks = gpt_expert_ranks(&m->config),
+                  away = min_i64(choices, m->config.experts - own),
+                  come = (ranks - 1) * min_i64(choices, own);
+    int64_t rows = 0;
+    for (int i = 0; i < schedule->count && ranks > 1; i++) {
+        const Action *a = &schedule->actions[i];
+        if (!action_is(a->kind, OF_PART)) { continue; }
+        // what leaves: own rows, by the first message forward and the second one back
+        const bool leaves = (a->part == 1) == (a->kind == ACT_EXCHANGE);
+        rows += a->rows * p->shape.T * (leaves ? away : come);
+    }
+    return rows * gpt_width(m) * (int64_t)dtype_size(p->dtype);
+}
 // Predicts the traffic of a step. Where ranks take turns, this is the mean over their cycle of
 // steps: the first rank, which is reported, has the same micro-batch in all steps, but its messages
 // go to each rank of stage 1 in turn.
 static inline void predict_traffic(const Plan *p, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     const int steps = cyclic_turns(&p->cyclic) ? cyclic_phases(&p->cyclic, 1) : 1;
     predict_program_traffic(p, &p->program, traffic);
+    if (plan_looks_ahead(p)) { predict_program_traffic(p, &p->evaluation, traffic); }
     for (int step = 1; step < steps; step++) {
         Program window = cyclic_window(&p->program, &p->cyclic, step);
         predict_program_traffic(p, &window, traffic);
@@ -288,6 +323,12 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
         .one_for_all = p->program.ranks < p->machine->ranks->n,
     };
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
+    if (plan_looks_ahead(p)) {
+        double *looks = new_array(double, p->program.ranks, "prediction");
+        step_s += schedule_simulate(&p->evaluation, action_cost, &costs, looks);
+        for (int r = 0; r < p->program.ranks && busy; r++) { busy[r] += looks[r]; }
+        free(looks);
+    }
     stage_stores_free(&stages);
     return step_s;
 }
@@ -296,16 +337,23 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
 
 // Returns all that is predicted of a plan. The machine's rates must be known.
 static inline Prediction plan_predict(const Plan *p) {
+    const size_t block_bytes = executor_stash_bytes(&p->shape, &p->model);
     Prediction all = {};
     double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
     all.host = p->machine->resident + p->config->delink_bytes + all.offloaded +
                store_scratch_bytes(&p->store);
-    all.copied =
-        offload_traffic(&p->store, plan_schedule(p), executor_stash_bytes(&p->shape, &p->model));
+    all.copied = offload_update_traffic(&p->store);
+    offload_add_traffic(&p->store, plan_schedule(p), block_bytes, &all.copied);
+    if (plan_looks_ahead(p)) {
+        offload_add_traffic(&p->store, plan_rank_schedule(p, &p->evaluation), block_bytes,
+                            &all.copied);
+    }
     all.stored = store_disk_bytes(&p->store);
     predict_traffic(p, all.traffic);
+    all.most_rows = predict_most_rows(p, &p->program);
+    if (plan_looks_ahead(p)) { all.most_rows += predict_most_rows(p, &p->evaluation); }
     all.step_s = predict_step(p, busy, NULL);
     all.idle = all.step_s > 0 ? 1 - busy[p->machine->ranks->me] / all.step_s : 0;
     free(busy);

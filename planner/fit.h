@@ -21,6 +21,7 @@
 #include "comm/group.h"
 #include "comm/records.h"
 #include "executor/activations.h"
+#include "model/config.h"
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"
@@ -141,6 +142,12 @@ static inline bool fit_is_short(const Fit *f, const FitWay *w, int64_t replicas)
                   units = f->spec->model.units, peers = 2 * f->machine.ranks->n;
     return steps * (of_unit * units + peers) <= SCHEDULE_MAX;
 }
+// Where experts are on several ranks, does each rank have samples of its own in all micro-batches
+// (plan_make.h: plan_check_parts)? Of pipelines that is not known: they are not tried.
+static inline bool fit_exchanges(const Fit *f) {
+    return gpt_expert_ranks(&f->spec->model.config) == 1 ||
+           f->config->samples % f->machine.ranks->n == 0;
+}
 // Makes the plan of a way, and keeps it if it fits and is fast. Returns whether it fits.
 static inline bool fit_try(Fit *f, const FitWay *w) {
     Config c = *f->config;
@@ -148,7 +155,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
     FitResult r = {.way = *w};
     const Options *o = &c.options;
     fit_apply(w, c.samples * o->seq_len, &c.options);
-    if (options_clash(o, &c.given)) { return false; }
+    if (options_clash(o, &c.given) || !fit_exchanges(f)) { return false; }
     c.pipeline.placement = pipeline_placement(w->pipeline, f->spec->model.units, unknown.ranks->n);
     c.pipeline.kind = (PipelineKind)w->schedule;
     c.pipeline.warmup = (Warmup)w->warmup;
@@ -471,9 +478,10 @@ static inline const char *fit_remedy(const Plan *p, const ModelSpec *spec, doubl
 static inline void fit_search(Fit *f, const UnitTimes *times) {
     const Options *o = &f->config->options;
     const FitWay one = {.partition = 1, .schedule = PIPELINE_DAPPLE, .pipeline = "1"};
-    const bool shares = share_is(f->spec->model.share);
+    const bool alone = share_is(f->spec->model.share) || // blocks of several stages would share
+                       gpt_expert_ranks(&f->spec->model.config) > 1; // fit_exchanges()
     if (!options_pipelined(o)) { fit_each_zero(f, one, false, fit_try_micro_batches, NULL); }
-    if (f->machine.ranks->n > 1 && !shares &&
+    if (f->machine.ranks->n > 1 && !alone &&
         (options_pipelined(o) || !fit_pinned(f, OPTION_INDEX_pipeline))) {
         fit_try_pipelines(f, times);
     }

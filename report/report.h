@@ -98,6 +98,7 @@ static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t di
     json_add_traffic(line, p.traffic);
     text_add(line, ",\"offload\":");
     json_add_offload(line, predicted_offload(&p, disk));
+    if (p.most_rows) { text_add(line, ",\"all_to_all_most\":%" PRId64, p.most_rows); }
     json_add_field(line, "step_ms", p.step_s * 1000);
     json_add_field(line, "idle", p.idle);
 }
@@ -125,6 +126,12 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
         }
         printf("\n");
     }
+}
+// Prints what all-to-all sends where the loads of experts are not even, as the table has it.
+static inline void print_most_rows(const Prediction *p) {
+    if (!p->most_rows) { return; }
+    printf("  rows of experts: as for even loads; at most %s\n",
+           readable_bytes((double)p->most_rows).at);
 }
 // Prints the sums of these rows instead of the table. when: "", or since when they hold.
 static inline void print_memory_sum(const Prediction *p, const char *when) {
@@ -497,6 +504,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     if (table && !alone) {
         printf("predicted  traffic sent by rank 0, a step:\n");
         print_traffic(predicted.traffic);
+        print_most_rows(&predicted);
     } else if (!alone) {
         print_traffic_sum(predicted.traffic);
     }

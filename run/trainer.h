@@ -477,13 +477,6 @@ static inline void traffic_restore(Run *r, const TrafficCounts *c) {
     memcpy(r->comm->bytes, c->sent, sizeof c->sent);
     r->store.flight.copied = c->copied;
 }
-// The pass over a step's samples that Switch's loss needs before the step.
-static inline void look_at_loads(Run *r, const Pass *pass) {
-    store_wait_all(&r->store); // what the last step still sends counts for it
-    const TrafficCounts before = traffic_counts(r);
-    executor_look_at_loads(&r->executor, &r->plan->evaluation, pass);
-    traffic_restore(r, &before);
-}
 // Runs a step completely, before the next one begins.
 static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     const Program *program = step_program(r, r->progress.step);
@@ -493,7 +486,10 @@ static inline StepResult run_step(Run *r, Pass *pass, StepRates rates) {
     StepResult result = {};
     int at = 0;
     expert_loads_clear(&r->executor.loads);
-    if (pass->aux > 0) { look_at_loads(r, pass); }
+    r->executor.loads.known = false;
+    if (plan_looks_ahead(r->plan)) {
+        executor_look_at_loads(&r->executor, &r->plan->evaluation, pass);
+    }
     executor_run(&r->executor, schedule, &at, pass, &delayed, r->progress.step, &result.norm);
     if (r->executor.loads.experts) { expert_loads_sum(&r->executor.loads, r->comm); }
     const double look = seconds_now();

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Golden numbers of Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE by huggingface/transformers, and of
-nanochat's block by plain PyTorch, in fp32 on a CPU.
+"""Golden numbers of Llama, Qwen2, Qwen3, Mixtral, Qwen3-MoE and a mixture with shared experts
+(GraniteMoeShared, whose multipliers are 1) by huggingface/transformers, and of nanochat's block by
+plain PyTorch, in fp32 on a CPU.
 
     python3 test/make_transformers_golden.py    writes test/golden/modern_*.json; needs torch,
                                                 transformers and numpy; NAME ...: these alone
@@ -167,10 +168,33 @@ CASES = {
         top_k=2,
         expert_ffn=21,
     ),
+    "shared": modern.Config(
+        "llama",
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=10,
+        channels=40,
+        ffn=0,
+        vocab=101,
+        theta=1e4,
+        eps=1e-3,
+        experts=4,
+        top_k=2,
+        expert_ffn=19,
+        shared_experts=2,
+        shared_expert_ffn=13,
+    ),
 }
 # Of AdamW, where it is not 1e-8. With one expert for a token its weight is 1, and the gradient of
 # the router nothing but rounding.
 EPS = {"mixtral_tied": 1e-5}
+# GraniteMoeShared's parameters: their names in memory, and of modern.STACK_NAMES
+INSIDE = {
+    "block_sparse_moe.router.weight": "router",
+    "block_sparse_moe.experts.gate_up_proj": "input",
+    "block_sparse_moe.experts.down_proj": "output",
+}
 # So that the eps of the heads' norms and the soft cap show
 DEVIATIONS = {"nano": {"q": 0.01, "k": 0.01, "head": 1.0}}
 
@@ -313,6 +337,11 @@ def continuations(model):
 
 def apart(tensors, config):
     """With a tensor for each matrix of each expert, named as in files."""
+    if config.shared_experts:
+        for inside, name in INSIDE.items():
+            name = modern.STACK_NAMES[name]
+            tensors = {key.replace(inside, name): value for key, value in tensors.items()}
+        return modern.apart(tensors, config)
     found = {}
     for name, value in tensors.items():
         start, is_expert, kind = name.partition("mlp.experts.")

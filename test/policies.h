@@ -14,6 +14,8 @@ static inline GptConfig config_with(GptConfig config, int arch) {
         config.experts = 4;
         config.top_k = 2;
         config.expert_ffn = 6;
+        config.shared_experts = arch % 4 == 3; // of three of the five
+        config.shared_expert_ffn = config.shared_experts ? 5 : 0;
     }
     return config;
 }

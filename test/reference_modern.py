@@ -8,7 +8,8 @@ reference.py's Run. test_modern.py compares both with the numbers of transformer
 
 Parameters are a dictionary: (storage, tensor) -> array, as in reference.py. A storage is "wte", the
 number of a block, "lnf", or "head" where the classifier has a table of its own. Of experts each
-matrix has its own: "gate.3" is that of expert 3.
+matrix has its own: "gate.3" is that of expert 3, "gate.shared" that of those to which all tokens
+go.
 """
 
 import json
@@ -57,6 +58,14 @@ EXPERT_NAMES = {
         "down": "mlp.experts.%s.down_proj.weight",
     },
 }
+# With shared experts, GraniteMoeShared's files have those of all experts together (together())
+STACK_NAMES = {
+    "router": "block_sparse_moe.router.layer.weight",
+    "input": "block_sparse_moe.input_linear.weight",
+    "output": "block_sparse_moe.output_linear.weight",
+    "shared input": "shared_mlp.input_linear.weight",
+    "shared output": "shared_mlp.output_linear.weight",
+}
 OTHER_NAMES = {
     "wte": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -73,6 +82,14 @@ TYPES_WITH_EXPERTS = {
     "llama": ("mixtral", "MixtralForCausalLM"),
     "qwen3": ("qwen3_moe", "Qwen3MoeForCausalLM"),
 }
+OF_EXPERTS = (
+    "experts",
+    "top_k",
+    "expert_ffn",
+    "prototypes",
+    "shared_experts",
+    "shared_expert_ffn",
+)
 NANO_QK_SCALE, NANO_SOFTCAP = 1.2, 15
 
 
@@ -97,6 +114,9 @@ class Config(typing.NamedTuple):
     top_k: int = 0
     expert_ffn: int = 0
     prototypes: int = 0
+    # Beside them, to which all tokens go: how many, and the width of each
+    shared_experts: int = 0
+    shared_expert_ffn: int = 0
 
     @property
     def groups(self):
@@ -106,12 +126,13 @@ class Config(typing.NamedTuple):
     def types(self):
         """In config.json: model_type, architectures. Experts in groups are this project's own."""
         model_type, name = (TYPES_WITH_EXPERTS if self.experts else TYPES)[self.arch]
+        if self.shared_experts:
+            model_type, name = "granitemoeshared", "GraniteMoeSharedForCausalLM"
         return ("train_gpt_" if self.prototypes > 1 else "") + model_type, name
 
     def given(self):
         """The fields, without those of experts where there are none."""
-        own = "experts", "top_k", "expert_ffn", "prototypes"
-        return {k: v for k, v in self._asdict().items() if v or k not in own}
+        return {k: v for k, v in self._asdict().items() if v or k not in OF_EXPERTS}
 
     def blocks(self):
         """Name -> shape of a block's tensors."""
@@ -132,6 +153,9 @@ class Config(typing.NamedTuple):
             shapes["router"] = self.experts, C
             for e in range(self.experts):
                 shapes.update({f"gate.{e}": (F, C), f"up.{e}": (F, C), f"down.{e}": (C, F)})
+        if self.shared_experts:
+            F = self.shared_experts * self.shared_expert_ffn
+            shapes.update({"gate.shared": (F, C), "up.shared": (F, C), "down.shared": (C, F)})
         if self.arch == "qwen2":
             shapes.update({"qb": (Q,), "kb": (K,), "vb": (K,)})
         if self.arch == "qwen3":
@@ -161,8 +185,7 @@ class Config(typing.NamedTuple):
         values = {name: getattr(self, name) for name in names}
         if self.experts:
             del values["ffn"]
-            own = "experts", "top_k", "expert_ffn", "prototypes"
-            values.update({name: getattr(self, name) for name in own if getattr(self, name)})
+            values.update({k: v for k, v in self._asdict().items() if k in OF_EXPERTS and v})
         return ",".join(f"{k}={v}" for k, v in {**values, "tie": int(self.tie)}.items())
 
 
@@ -209,11 +232,61 @@ def config_json(config):
     elif config.experts:
         found.update(num_local_experts=config.experts, num_experts_per_tok=config.top_k)
         found.update(intermediate_size=config.expert_ffn, sliding_window=None)
+    if config.shared_experts:
+        found.update(shared_intermediate_size=config.shared_experts * config.shared_expert_ffn)
+        found.update(embedding_multiplier=1.0, residual_multiplier=1.0, logits_scaling=1.0)
+        found.update(attention_multiplier=config.head_dim**-0.5)
     if config.prototypes > 1:
         found["prototypes"] = config.prototypes
     if config.scaling:
         names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
         found["rope_scaling"] = {"rope_type": "llama3", **dict(zip(names, config.scaling))}
+    return found
+
+
+def together(tensors, config):
+    """Tensors by the names of file_name, as files have them: with shared experts each of
+    STACK_NAMES, the gate above the up matrix."""
+    if not config.shared_experts:
+        return tensors
+    names = EXPERT_NAMES[config.arch]
+    found = {name: value for name, value in tensors.items() if "block_sparse_moe" not in name}
+    for l in range(config.layers):
+        block = f"model.layers.{l}."
+        of = lambda kind, e: tensors[block + names[kind] % e]
+        inputs = lambda e: np.concatenate([of("gate", e), of("up", e)])
+        experts = range(config.experts)
+        values = {
+            "router": tensors[block + names["router"]],
+            "input": np.stack([inputs(e) for e in experts]),
+            "output": np.stack([of("down", e) for e in experts]),
+            "shared input": inputs("shared"),
+            "shared output": of("down", "shared"),
+        }
+        found.update({block + STACK_NAMES[kind]: value for kind, value in values.items()})
+    return found
+
+
+def apart(tensors, config):
+    """The other way, also of torch's tensors."""
+    if not config.shared_experts:
+        return tensors
+    names, kinds = EXPERT_NAMES[config.arch], {name: kind for kind, name in STACK_NAMES.items()}
+    found = {}
+    for name, value in tensors.items():
+        block = ".".join(name.split(".")[:3]) + "."
+        kind = kinds.get(name[len(block) :])
+        each = [value] if "shared" in (kind or "") else value
+        if kind == "router":
+            found[block + names["router"]] = value
+        elif kind is None:
+            found[name] = value
+        for e, matrix in enumerate(each if kind and kind != "router" else []):
+            e = "shared" if "shared" in kind else e
+            half = len(matrix) // 2
+            parts = {"gate": matrix[:half], "up": matrix[half:]}
+            parts = parts if kind.endswith("input") else {"down": matrix}
+            found.update({block + names[part] % e: value for part, value in parts.items()})
     return found
 
 
@@ -240,7 +313,7 @@ def write_folder(folder, config, parameters):
         json.dump(config_json(config), file)
     tensors = {file_name(key, config): parameters[key] for key, _ in config.tensors()}
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
-        file.write(safetensors_bytes(tensors))
+        file.write(safetensors_bytes(together(tensors, config)))
     return str(folder)
 
 
@@ -270,6 +343,7 @@ def read_folder(folder, config):
             files = sorted(set(json.load(file)["weight_map"].values()))
     for name in files:
         tensors.update(read_safetensors(os.path.join(folder, name)))
+    tensors = apart(tensors, config)
     names = {file_name(key, config): (key, shape) for key, shape in config.tensors()}
     assert sorted(names) == sorted(tensors), sorted(set(names) ^ set(tensors))
     for name, (_, shape) in names.items():
@@ -550,6 +624,11 @@ def expert_of(e, config):
     return f".{e}"
 
 
+def shared_forward(p, l, n):
+    """Of the experts to which all tokens go: (what they make, what is kept)."""
+    return gated_forward(p, l, n, ".shared") if (l, "gate.shared") in p else (0, None)
+
+
 def experts_forward(p, l, n, config):
     """Every expert works on all tokens, and counts where it was chosen."""
     share = softmax(in_groups(n @ p[l, "router"].T, config))
@@ -557,12 +636,15 @@ def experts_forward(p, l, n, config):
     weights = kept[0].reshape(*n.shape[:2], -1)
     made = [gated_forward(p, l, n, expert_of(e, config)) for e in range(config.experts)]
     y = sum(weights[..., e, None] * out for e, (out, _) in enumerate(made))
-    return y, (n, share, kept, made)
+    more, kept_shared = shared_forward(p, l, n)
+    return y + more, (n, share, kept, made, kept_shared)
 
 
 def experts_backward(p, l, dy, all_kept, g, config):
-    n, share, kept, made = all_kept
+    n, share, kept, made, kept_shared = all_kept
     weights, dn, dweights = kept[0].reshape(*n.shape[:2], -1), 0, []
+    if kept_shared:
+        dn = gated_backward(p, l, dy, kept_shared, g, ".shared")
     for e, (out, kept_expert) in enumerate(made):
         dweights.append((dy * out).sum(-1))
         d = weights[..., e, None] * dy

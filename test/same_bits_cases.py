@@ -201,6 +201,15 @@ RUNS = {  # name: ranks, flags
     "experts bias": (2, f"--model {EXPERTS} --moe-balance bias --zero 3"),
     "experts aux": (2, f"--model {EXPERTS} --moe-balance aux --moe-aux-coefficient 0.1"),
     "experts apart": (4, f"--model {EXPERTS} --expert-parallel 2 --moe-buffer 1 --zero 1"),
+    "experts shared": (
+        4,
+        f"--model {EXPERTS},shared_experts=1,shared_expert_ffn=40 --expert-parallel 2 --zero 3 "
+        "--recompute block",
+    ),
+    "experts aux, micro-steps": (
+        2,
+        f"--model {EXPERTS} --moe-balance aux --micro-batch 1 --zero 2",
+    ),
     "experts none": (2, f"--model {EXPERTS} --moe-balance none --zero 1"),
     "experts z": (2, f"--model {EXPERTS} --moe-z-coefficient 0.01 --pipeline 2 --micro-batch 4"),
     "share all": (1, "--share all"),
@@ -460,8 +469,9 @@ REFUSED_FLAGS = """
 --cyclic v1 --dry-run --cluster 1x1
 --moe-aux-coefficient 0.1
 --moe-buffer 2
---expert-parallel 2 --fit
+--expert-parallel 2 --fit --pipeline 2
 --expert-parallel 2 --plan
+--moe-balance aux --plan
 --expert-parallel 2
 --share-lr 1e-3
 --delink-at 5

@@ -3,6 +3,7 @@
 
     python3 test/test_experts.py    TEST_ALL=1: more layouts; TEST_SEED=N: the random choices
 
+    Layouts   one rank's losses: folders that ranks divide, Switch's loss
     Resume    a run that ends after a checkpoint goes on with another layout: the same losses
     Refusals  models, flags and folders that have no meaning end with exit status 2 and a name
 
@@ -30,6 +31,8 @@ MODELS = (
     f"arch=qwen3,{SHAPE},top_k=3",
     f"arch=llama,{SHAPE},top_k=2,prototypes=3",
     f"arch=gpt2,{SHAPE},top_k=2",
+    f"arch=llama,{SHAPE},top_k=2,shared_experts=2",
+    f"arch=gpt2,{SHAPE},top_k=1,shared_experts=1,shared_expert_ffn=7",
 )
 T = 8
 
@@ -81,6 +84,49 @@ class Resume(harness.TestCase):
             check(number)
 
 
+class Layouts(harness.TestCase):
+    """What is common to the ranks of experts, and to the passes before a step."""
+
+    FLAGS = dict(seq_len=T, batch_tokens=12 * T, steps=3, lr=1e-2, eps=1e-3, threads=1, val_every=0)
+
+    def same(self, flags, cases, what):
+        found = [Job(**{**self.FLAGS, **flags, **case}).done().losses() for case in cases]
+        for case, losses in zip(cases[1:], found[1:]):
+            self.assert_close(losses, found[0], SAME, (what, case))
+
+    def test_folders_divided(self):
+        """A rank reads its own experts, also one of each rank alone, and where all experts of a
+        layer are one tensor."""
+        tokens = shard([i * i % 31 for i in range(300)])
+        shared = dict(shared_experts=1, shared_expert_ffn=5)
+        for name, more in (("mixtral", {}), ("shared", shared)):
+            config = modern.Config("llama", 2, 4, 2, 6, 12, 0, 31, experts=4, top_k=2, expert_ffn=7)
+            config = config._replace(**more)
+            start = modern.initial(config, name)
+            model = modern.write_folder(os.path.join(scratch(), "model"), config, start)
+            cases = [dict(ranks=1, micro_batch=4)]
+            cases += [dict(ranks=n, micro_batch=1, expert_parallel=n) for n in (2, 4)]
+            self.same(dict(train=tokens, model=model), cases, name)
+
+    def test_switch_loss(self):
+        """With a pass before the step and without one, the traffic of which is counted
+        (Job.check_end): where each rank has one micro-batch none is needed."""
+        tokens = shard([i * i % 101 for i in range(300)])
+        flags = dict(train=tokens, moe_balance="aux", moe_aux_coefficient=0.5)
+        cases = [
+            dict(ranks=1, micro_batch=12),
+            dict(ranks=1, micro_batch=5),
+            dict(ranks=2, micro_batch=6, zero=1),
+            dict(ranks=2, micro_batch=2, zero=3),
+            dict(ranks=4, micro_batch=3, zero=2, expert_parallel=2, recompute="block"),
+            dict(ranks=3, micro_batch=1, zero=3, expert_parallel=3),
+            dict(ranks=2, pipeline="2", micro_batch=12),
+            dict(ranks=1, micro_batch=4, offload="all"),
+        ]
+        for model in MODELS[:1] + MODELS[-1:]:
+            self.same(dict(flags, model=model), cases, model)
+
+
 class Refusals(harness.TestCase):
     RUN = "--steps", 0, "--val-every", 0, "--seq-len", T
 
@@ -107,6 +153,12 @@ class Refusals(harness.TestCase):
             (llama + "experts=4,prototypes=8", "prototypes=8"),
             (llama + "experts=4,expert_ffn=0", "expert_ffn"),
             (llama + "experts=100000", "experts=100000"),
+            (llama + "experts=4,ffn=8,expert_ffn=8", "ffn and expert_ffn"),
+            (llama + "experts=4,shared_experts=0", "shared_experts"),
+            (llama + "experts=4,shared_experts=2000", "shared_experts=2000"),
+            (llama + "experts=4,shared_expert_ffn=8", "shared_expert_ffn"),
+            (llama + "shared_experts=1", "shared_experts"),
+            (llama + "shared_expert_ffn=8", "shared_expert_ffn"),
             (llama + "top_k=2", "top_k"),
             (llama + "expert_ffn=16", "expert_ffn"),
             (llama + "prototypes=2", "prototypes"),
@@ -131,6 +183,7 @@ class Refusals(harness.TestCase):
             (dense, "--moe-z-coefficient", "0.1"),
             (dense, "--expert-parallel", 2),
             (experts, "--moe-aux-coefficient", "0.1"),
+            (f"{MODELS[1]},shared_experts=1", "--export", os.path.join(scratch(), "export")),
         )
         at_once(lambda row: self.refused(("--model", *row, *run), row[1]), rows)
 
@@ -142,6 +195,7 @@ class Refusals(harness.TestCase):
         )
         for arch in ("llama", "qwen3")
     }
+    CONFIGS["shared"] = CONFIGS["llama"]._replace(shared_experts=1, shared_expert_ffn=5)
 
     def folder(self, arch, values=(), tensors=lambda found: found):
         """A folder with these values in config.json, and of whose tensors some are changed."""
@@ -184,6 +238,13 @@ class Refusals(harness.TestCase):
             ("qwen3", dict(mlp_only_layers=[1]), "mlp_only_layers"),
             ("qwen3", dict(decoder_sparse_step=2), "decoder_sparse_step"),
             ("qwen3", dict(num_experts=0), "num_experts"),
+            ("shared", dict(shared_intermediate_size="left out"), "shared_intermediate_size"),
+            ("shared", dict(shared_intermediate_size=0), "shared_intermediate_size"),
+            ("shared", dict(embedding_multiplier=12), "embedding_multiplier"),
+            ("shared", dict(residual_multiplier=0.22), "residual_multiplier"),
+            ("shared", dict(logits_scaling=6), "logits_scaling"),
+            ("shared", dict(attention_multiplier=1), "attention_multiplier"),
+            ("shared", dict(attention_multiplier="left out"), "attention_multiplier"),
         )
         at_once(
             lambda row: self.refused(("--model", self.folder(*row[:2]), *self.RUN), row[2]), rows
@@ -191,6 +252,8 @@ class Refusals(harness.TestCase):
 
     def test_tensors(self):
         mixtral, qwen = "model.layers.%d.block_sparse_moe.", "model.layers.%d.mlp."
+        stacked = mixtral % 1 + "%s_linear.weight"
+        outside = "model.layers.0.shared_mlp.%s_linear.weight"
         one, two = mixtral % 1 + "experts.%d.w%d.weight", qwen % 0 + "experts.%d.%s_proj.weight"
 
         def without(name):
@@ -204,6 +267,9 @@ class Refusals(harness.TestCase):
 
         def shorter(name):
             return lambda found: {**found, name: found[name][:-1]}
+
+        def flat(name):
+            return lambda found: {**found, name: found[name].reshape(-1, found[name].shape[-1])}
 
         def together(found):
             """As transformers has experts in memory: all of a layer in one tensor."""
@@ -229,6 +295,10 @@ class Refusals(harness.TestCase):
             ("qwen3", turned(two % (1, "gate")), two % (1, "gate")),
             ("qwen3", beside(two % (3, "down"), two % (0, "down")), two % (3, "down")),
             ("qwen3", together, two % (0, "down")),
+            ("shared", without(stacked % "input"), stacked % "input"),
+            ("shared", without(outside % "output"), outside % "output"),
+            ("shared", shorter(stacked % "output"), stacked % "output"),
+            ("shared", flat(stacked % "output"), stacked % "output"),
         )
         at_once(
             lambda row: self.refused(

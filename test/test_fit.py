@@ -237,6 +237,25 @@ class Fit(harness.TestCase):
         self.assertLess(found[low][1]["step_ms"], found[low][0]["step_ms"], "the gain is small")
         self.assertIn("--zero-quantized-gradients", found[0.01][0]["flags"])
 
+    def test_experts_on_several_ranks(self):
+        """The fastest of the ways with one stage, and none with stages."""
+        words = ["--model", "arch=llama,layers=2,heads=4,channels=256,vocab=1000,experts=8"]
+        words += ["--expert-parallel", 4, "--seq-len", 64, "--batch-tokens", 1024]
+        words += ["--dtype", "bf16", "--dry-run", "--cluster"]
+        words += ["2x4,intra=50,inter=5,tflops=1,half=100,memory=100,link=10,host=10"]
+        best = ask("--fit", *words)["best"]
+        self.assertFalse([way for way in best if "--pipeline" in way["flags"]])
+        times = [
+            ask(*words, "--zero", zero, "--micro-batch", micro, "--recompute", again)
+            for zero in range(4)
+            for micro in (1, 2)
+            for again in ("none", "block")
+        ]
+        fastest = min(found["predicted"]["step_ms"] for found in times)
+        self.assertAlmostEqual(best[0]["step_ms"] / fastest, 1, delta=1e-6)
+        again = ask(*words, *shlex.split(best[0]["flags"]))
+        self.assertAlmostEqual(again["predicted"]["step_ms"] / best[0]["step_ms"], 1, delta=1e-6)
+
     def test_secondary_copies_need_nodes(self):
         """Inside one node a secondary copy saves nothing, and nodes of different sizes cannot each
         hold one that is cut alike: such ways are not tried."""

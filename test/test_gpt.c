@@ -943,8 +943,8 @@ static void check_backward(const Architecture *a, const UnitSpec *u) {
         if (op_kinds[n->kind].part[PART_BACKWARD_INPUT]) {
             // one that works in place turns the gradient that it finds
             fits(!known[op_x(n)] || adds || norms_alone || n->kind == OP_ROUTER ||
-                     op_x(n) == n->out[0],
-                 a, u, i, "only norms and routers add to the gradient of another operation");
+                     n->kind == OP_DISPATCH || op_x(n) == n->out[0],
+                 a, u, i, "only norms and routing add to the gradient of another operation");
             known[op_x(n)] = true;
         }
         for (int v = 0; sums && v < 2; v++) { known[n->in[v]] = true; }

@@ -82,6 +82,7 @@ class Drawn:
         self.same["model"] = (
             f"arch={arch},layers={shape},experts={groups * each},prototypes={groups},"
             f"top_k={draw.randint(1, each)},expert_ffn={draw.randint(3, 20)}"
+            + draw.choice(("", f",shared_experts={draw.randint(1, 2)}"))
         )
         self.same.update(moe_balance=draw.choice(("none", "bias", "aux")))
         self.same.update(moe_z_coefficient=draw.choice((None, 0.01)))

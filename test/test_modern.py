@@ -52,7 +52,13 @@ ROUNDED = 1e-7  # the norm of a gradient of rounding alone
 SHOWS = 5  # a fault must change losses or weights by so many tolerances of the program
 ARCHITECTURES = "llama", "qwen2", "qwen3", "nano"
 # The others' names are of blocks with experts. prototypes: Mixtral's with groups of experts
-WITH_EXPERTS = {"mixtral": "llama", "qwen3_moe": "qwen3", "prototypes": "llama"}
+# shared: and with experts to which all tokens go
+WITH_EXPERTS = {
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3",
+    "prototypes": "llama",
+    "shared": "llama",
+}
 ALL_ARCHITECTURES = *ARCHITECTURES, *WITH_EXPERTS
 
 # As in make_transformers_golden.py
@@ -154,6 +160,7 @@ CHOOSE, WEIGHTS, BACK = modern.choose, modern.weights_of, modern.weights_backwar
 every, gated = of(*ARCHITECTURES), of("llama", "qwen2", "qwen3")
 dense = lambda c: gated(c) and not c.experts
 mixed, several = lambda c: c.experts, lambda c: c.top_k > 1
+shares = lambda c: c.shared_experts
 scaled, grouped = lambda c: c.scaling, lambda c: c.kv_heads > 1
 
 
@@ -281,6 +288,8 @@ FAULTS = {
         several, "weights_backward", lambda d, kept, c: d * kept[1]
     ),
     "a neighbour's matrices": Fault(mixed, "expert_of", lambda e, c: f".{(e + 1) % c.experts}"),
+    "no shared experts": Fault(shares, "shared_forward", lambda p, l, n: (0, None)),
+    "no shared gate": Fault(shares, weights=exchanged("gate.shared", "up.shared")),
 }
 
 
@@ -541,9 +550,12 @@ def experts_of(arch, draw):
     """Fields of Config; none if blocks of this name have no experts."""
     if arch not in WITH_EXPERTS:
         return {}
-    groups = draw.choice((2, 3)) if arch == "prototypes" else 0
+    groups = draw.choice({"prototypes": (2, 3), "shared": (0, 0, 2)}.get(arch, (0,)))
     each = draw.randrange(2, 4) if groups else draw.randrange(1, 7)
+    shared = arch == "shared"
     return dict(
+        shared_experts=draw.randrange(1, 3) if shared else 0,
+        shared_expert_ffn=draw.randrange(5, 20) if shared else 0,
         experts=each * max(1, groups),
         top_k=draw.randrange(1, min(3, each) + 1),
         expert_ffn=draw.randrange(5, 20),

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT, EXIT_RESOURCES, FORECAST, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
+    EXIT_INPUT, EXIT_RESOURCES, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
     first_object, folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span,
     spread, step_ms, turns,
 )  # fmt: skip
@@ -471,8 +471,6 @@ def scale(bench):
     lines = [forecast(bench, size, share) for size in bench.plan.sizes for share in ("none", "all")]
     header = ["forecast: dense GPT on 512 ranks of 32 GB", "blocks", "parameters", "device, GiB"]
     header += ["host, GiB", "disk, GiB", "moved a step, GiB", "sent between nodes, GiB", "step, s"]
-    days = [f"{line[0]} {line[1]}: {line[-1] or 'no room'}" for line in lines[-2:]]
-    bench.tell("days", days)
     sum_, states, log = ten_times(bench)
     return markdown([*header, "days for 4G tokens"], lines), [
         [
@@ -500,11 +498,6 @@ def scale(bench):
 # The claims, and all of it: parts, each with what it will run at most
 
 CLAIMS = (
-    # A mixture of experts on 512 GPUs; here forecasts of a dense model, real and shared.
-    Claim(
-        *("M1", "10 days for 10T", ("days",), FORECAST),
-        lambda days: f"days of a dense {', '.join(days)}",
-    ),
     # A memory copy stands for the link; no GPU.
     Claim(
         *("M4", "high utilization", ("half away", "apart", "busy"), TIMED),
