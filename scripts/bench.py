@@ -20,26 +20,20 @@ scripts/launch.sh; one is killed; seconds until the log has the next step.
 """
 
 import argparse
-import array
 import json
 import os
-import random
 import re
 import signal
 import statistics
 import subprocess
 import tempfile
 import time
+from pathlib import Path
+
+from experiment import random_shard
 
 SHAPES = [(4, 64, 8), (4, 256, 5), (1, 1024, 5)]  # sequences, tokens, steps
 LAYERS, CHANNELS, PADDED_VOCAB = 12, 768, 50304
-
-
-def write_shard(path, vocab=50257, tokens=200000):
-    header = array.array("i", [20240520, 1, tokens] + [0] * 253)
-    words = array.array("H", (random.Random(1).randrange(vocab) for _ in range(tokens)))
-    with open(path, "wb") as f:
-        f.write(header.tobytes() + words.tobytes())
 
 
 def flops(B, T):
@@ -179,7 +173,7 @@ def overhead(folder, rounds, cores):
             ),
         ),
     ):
-        write_shard(os.path.join(folder, "train.bin"), 256)
+        random_shard(Path(folder) / "train.bin", 256, 200_000)
         ends = [train(folder, **run) for _ in range(rounds)]
         print(
             f"  overhead, {name}: {spread([100 * e[-1]['overhead'] for _, e in ends], '{:.4f}')} %"
@@ -264,7 +258,7 @@ def main():
     options = parser.parse_args()
     for part in options.part or PARTS:
         with tempfile.TemporaryDirectory() as folder:
-            write_shard(os.path.join(folder, "train.bin"))
+            random_shard(Path(folder) / "train.bin", 50257, 200_000)
             PARTS[part](folder, options.rounds, len(os.sched_getaffinity(0)))
 
 

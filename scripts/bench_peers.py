@@ -35,7 +35,7 @@ they took, for B samples; Opacus gets B samples in every step.
 Case dpfsdp is the same between two ranks: train_gpt with --zero 3, against
     sharded     untied with FSDP, as Opacus' FSDP2Wrapper cuts it
     ghost fsdp  the same with Opacus' ghost clipping; its optimizer adds noise to each shard
-Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on
+Case cyclic is the model of papers/cyclic.py on four ranks; that script runs its PyTorch side on
 the emulated cluster, too.
 
 fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take
@@ -58,13 +58,15 @@ import tempfile
 import time
 import warnings
 from collections import namedtuple
+from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
+
+from experiment import random_shard
 
 MAX_T, VOCAB = 1024, 50257
 Shape = namedtuple(
@@ -73,7 +75,7 @@ Shape = namedtuple(
 GPT2_124M, SMALL = Shape(12, 12, 768, "gpt2:124M"), Shape(
     6, 6, 384, f"layers=6,heads=6,channels=384,vocab={VOCAB}"
 )
-CYCLIC = Shape(12, 4, 128, "layers=12,heads=4,channels=128,vocab=256", 256)  # reproduce_cyclic.py's
+CYCLIC = Shape(12, 4, 128, "layers=12,heads=4,channels=128,vocab=256", 256)  # papers/cyclic.py's
 WARMUP = 2
 CORES = len(os.sched_getaffinity(0))
 
@@ -312,14 +314,6 @@ def train_peer(case, peer, log):
 # The harness
 
 
-def write_shard(path, tokens, vocab):
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, tokens
-    with open(path, "wb") as file:
-        file.write(header.tobytes())
-        file.write(np.random.default_rng(0).integers(vocab, size=tokens).astype("<u2").tobytes())
-
-
 def threads(case):
     return max(1, CORES // case.ranks)
 
@@ -515,7 +509,7 @@ def benchmark(cases, program, rounds):
         )
     with tempfile.TemporaryDirectory() as folder:
         for name in cases:
-            write_shard(os.path.join(folder, "shard.bin"), 100_000, CASES[name].shape.vocab)
+            random_shard(Path(folder) / "shard.bin", CASES[name].shape.vocab, 100_000)
             runs = compare(name, program, rounds, folder)
             (print_private if CASES[name].shape is SMALL else print_rows)(name, runs)
 

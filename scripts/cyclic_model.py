@@ -6,7 +6,7 @@ schedule.
     scripts/cyclic_model.py LIST ...   [--c 3] [--layers 12] [--channels 128] [--positions 64]
                                        [--latency 0] [--free-statistics]
     scripts/cyclic_model.py            asks ./train_gpt for the lists of v1, v2 and v2 with slack 1,
-                                       in the case of reproduce_cyclic.py
+                                       in the case of papers/cyclic.py
 
 The actions of each rank are those of LIST. A block's forward pass takes 1, each of its two backward
 parts 1, the head its share, all else nothing. Links have a rate into and out of each rank, at which
@@ -52,7 +52,7 @@ PROGRAM = (
     "mpirun --oversubscribe -np 4 ./train_gpt --model layers=12,heads=4,channels=128,vocab=256"
     " --seq-len 64 --micro-batch 4 --batch-tokens 1024 --grad-clip 0 --val-every 0 --threads 1"
     " --cyclic-cut 4,3,3,4 --show-schedule"
-)  # the case of reproduce_cyclic.py
+)  # the case of papers/cyclic.py
 TINY = 1e-9
 
 

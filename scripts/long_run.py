@@ -44,6 +44,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regular_files import hold_folder
+
 EXIT_DIFFERENT, EXIT_INPUT, EXIT_RESOURCES = 1, 2, 3
 LAUNCH = str(Path(__file__).resolve().parent / "launch.sh")
 KINDS = ("rank", "mpirun", "hang", "stop", "power", "torn", "disk")
@@ -696,6 +698,9 @@ def main():
     )  # through the finally clauses, as Ctrl-C
     options = arguments()
     try:
+        held = hold_folder(options.out)
+        if not held:
+            raise OSError(f"another long run works in {options.out}: choose another --out")
         return experiment(options)
     except Failure as failure:
         print(f"long_run: {failure}", file=sys.stderr)

@@ -32,7 +32,6 @@ no cluster can be made here, 130 stopped by Ctrl-C.
 """
 
 import argparse
-import csv
 import glob
 import json
 import random
@@ -45,30 +44,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, last_words, markdown
-from reproduce import run_script
+from experiment import (
+    CLUSTER, EXIT_FAILED, TEXT, Failed, Runner, complete, last, last_words, markdown, no_cluster,
+    run_script, timed_steps, words, write_rows,
+)  # fmt: skip
 
-NAME, DATA, EXIT_NO_CLUSTER = "planner_trial", "data/text_bytes_train_*.bin", 77
+NAME, DATA, EXIT_NO_CLUSTER = "planner_trial", f"{TEXT}_train_*.bin", 77
 AUTO, DATA_PARALLEL, EVEN, DRAWN = "auto", "data parallel", "even stages", "drawn"
 STEPS = 8  # the first is not counted
 NEAR = 1.05  # as fast as the best
 # Where the second and the fourth fastest step of a run differ by more than this, the run was
 # disturbed, and is tried again.
 STEADY, TRIES = 1.08, 3
-COLUMNS = (
-    *("case", "cluster", "model", "samples", "chosen", "auto_ms", "predicted_ms", "best"),
-    *("best_ms", "best_predicted_ms", "even_ms", "ratio", "noise"),
-)
 SETTINGS = {
-    "warm-up a": (),
-    "warm-up b": ("--pipeline-warmup", "b"),
-    "zero-bubble": ("--pipeline-schedule", "zero-bubble"),
+    "warm-up a": "",
+    "warm-up b": "--pipeline-warmup b",
+    "zero-bubble": "--pipeline-schedule zero-bubble",
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    cluster: tuple  # of scripts/cluster.sh
+    cluster: str  # words for scripts/cluster.sh
     ranks: int
     layers: int
     channels: int
@@ -82,47 +79,47 @@ class Case:
 
     def flags(self):
         return (
-            *("--model", self.model(), "--seq-len", str(self.length), "--threads", "1"),
-            *("--batch-tokens", str(self.samples * self.length), "--val-every", "0"),
-            *("--train", DATA, "--steps", str(STEPS)),
+            f"--model {self.model()} --seq-len {self.length} --threads 1"
+            f" --batch-tokens {self.samples * self.length} --val-every 0 --train {DATA}"
+            f" --steps {STEPS}"
         )
 
     def plans(self):
         """Name -> flags of the plans that are tried."""
         units, each = self.layers + 2, self.samples // self.ranks
-        plans = {AUTO: ("--pipeline", "auto")}
-        plans[DATA_PARALLEL] = (
-            *("--pipeline", f"{units}:{self.ranks}", "--micro-batch", str(min(each, 16))),
-        )
+        plans = {
+            AUTO: "--pipeline auto",
+            DATA_PARALLEL: f"--pipeline {units}:{self.ranks} --micro-batch {min(each, 16)}",
+        }
+
+        def add(name, spec, batch, setting):
+            flags = f"--pipeline {spec} --micro-batch {batch} {SETTINGS[setting]}"
+            plans[f"{name}, micro-batch {batch}, {setting}"] = flags
+
         for batch, setting in (
             *((1, "warm-up a"), (2, "warm-up a"), (4, "warm-up a")),
             *((1, "warm-up b"), (2, "zero-bubble")),
         ):
-            plans[f"{EVEN}, micro-batch {batch}, {setting}"] = (
-                *("--pipeline", str(self.ranks), "--micro-batch", str(batch)),
-                *SETTINGS[setting],
-            )
+            add(EVEN, self.ranks, batch, setting)
         stages, batch, setting = self.drawn
         spec = ",".join(f"{units}:1" for units in stages)
-        plans[f"{DRAWN}, {spec}, micro-batch {batch}, {setting}"] = (
-            *("--pipeline", spec, "--micro-batch", str(batch), *SETTINGS[setting]),
-        )
+        add(f"{DRAWN}, {spec}", spec, batch, setting)
         if self.ranks == 4:
             first = (units + 1) // 2
             plans["two stages of two"] = (
-                *("--pipeline", f"{first}:2,{units - first}:2", "--micro-batch", "4"),
+                f"--pipeline {first}:2,{units - first}:2 --micro-batch 4"
             )
         return plans
 
 
 # Nodes x ranks of them, the ranks, and what they get of a core.
-TWO = ("2x1", 2, ())
-FOUR = (("4x1", 4, ("--cpu", "45")), ("2x2", 4, ("--cpu", "45")))
+TWO = ("2x1", 2, "")
+FOUR = (("4x1", 4, "--cpu 45"), ("2x2", 4, "--cpu 45"))
 UNEQUAL = (
-    ("1x2+1x1", 3, ("--cpu", "50")),
-    ("1x1+1x2", 3, ("--cpu", "50")),
-    ("2x1", 2, ("--cpu", "90,45")),
-    ("2x1", 2, ("--cpu", "45,90")),
+    ("1x2+1x1", 3, "--cpu 50"),
+    ("1x1+1x2", 3, "--cpu 50"),
+    ("2x1", 2, "--cpu 90,45"),
+    ("2x1", 2, "--cpu 45,90"),
 )
 
 
@@ -138,7 +135,7 @@ def draw_case(number, seed):
     vocab = choose((256, 256, 1024))
     samples = choose((16, 32))
     return Case(
-        cluster=(shape, "--rate", rate, *cpu),
+        cluster=f"{shape} --rate {rate} {cpu}".strip(),
         ranks=ranks,
         layers=layers,
         channels=channels,
@@ -154,7 +151,7 @@ def draw_case(number, seed):
 
 
 def remove_cluster(name):
-    command = [SCRIPTS / "cluster.sh", "down", "--name", name]
+    command = [CLUSTER, "down", "--name", name]
     subprocess.run(command, capture_output=True, check=False)
 
 
@@ -171,12 +168,11 @@ class Trial:
     folder: Path
     case: Case
 
-    def cluster(self, *words):
+    def cluster(self, *parts):
         """Runs scripts/cluster.sh, or ends the script."""
-        output = self.folder / "cluster.txt"
-        status = self.runner.run([str(SCRIPTS / "cluster.sh"), *words], output)
-        if status:
-            raise Failed(EXIT_FAILED, f"cluster.sh {' '.join(words)}: {last_words(output)}")
+        output, command = self.folder / "cluster.txt", words(*parts)
+        if self.runner.run([CLUSTER, *command], output):
+            raise Failed(EXIT_FAILED, f"cluster.sh {' '.join(command)}: {last_words(output)}")
 
     @contextmanager
     def on_cluster(self):
@@ -184,7 +180,7 @@ class Trial:
         name = f"{NAME}_{self.folder.name}"
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_cluster(name)  # what a kill has left
-        self.cluster("up", *self.case.cluster, "--name", name)
+        self.cluster("up", self.case.cluster, "--name", name)
         try:
             yield name
         finally:
@@ -193,8 +189,9 @@ class Trial:
     def log(self, cluster, name, repeat=0):
         """The log of a run, or None where the program refuses the plan."""
         folder = self.folder / (name.replace(" ", "_").replace(",", "") + repeat * f"_{repeat}")
-        run = [str(SCRIPTS / "cluster.sh"), "run", "--name", cluster, "--", self.program]
-        command = [*run, *self.case.flags(), *self.case.plans()[name]]
+        plan = self.case.plans()[name]
+        run = [CLUSTER, "run", "--name", cluster, "--", self.program]
+        command = words(run, self.case.flags(), plan)
         for tried in range(TRIES):
             try:
                 log = complete(self.runner, folder, command)[0]
@@ -208,13 +205,9 @@ class Trial:
         return None
 
 
-def events(log):
-    return [json.loads(line) for line in log.read_text().splitlines()]
-
-
 def times(log):
     """Of the steps that count."""
-    return [e["ms"] for e in events(log) if e["event"] == "step" and e["step"] > 1]
+    return [step["ms"] for step in timed_steps(log, 1)]
 
 
 def step_ms(log):
@@ -223,19 +216,19 @@ def step_ms(log):
 
 
 def predicted_ms(log):
-    return events(log)[-1]["step_ms"]["predicted"]
+    return last(log, "end")["step_ms"]["predicted"]
 
 
 def chosen_plan(log):
     """The planner's choice, as the run printed it: 16 x 2 samples, warm-up b, 3:1,3:1."""
     lines = (log.parent / "output.txt").read_text().splitlines()
-    words = next(line.split("idle, ")[1] for line in lines if line.startswith("plan ")).split()
-    return f"{' '.join(words[:-1])}, {words[-1]}"
+    told = next(line.split("idle, ")[1] for line in lines if line.startswith("plan ")).split()
+    return f"{' '.join(told[:-1])}, {told[-1]}"
 
 
 def is_chosen(case, name, chosen):
     """Do the flags of a plan give the planner's choice?"""
-    flags = dict(zip(*[iter(case.plans()[name])] * 2))
+    flags = dict(zip(*[iter(words(case.plans()[name]))] * 2))
     units = case.layers + 2
     stages, batch = flags["--pipeline"], int(flags["--micro-batch"])
     if stages == str(case.ranks):
@@ -266,7 +259,7 @@ def measure(trial, number):
     even = min((name for name in first if name.startswith(EVEN)), key=first.get)
     return {
         "case": number,
-        "cluster": " ".join(case.cluster),
+        "cluster": case.cluster,
         "model": f"{case.model()}, T={case.length}",
         "samples": case.samples,
         "chosen": chosen,
@@ -315,10 +308,7 @@ def summary(rows):
 
 
 def write(rows, folder):
-    with open(folder / "cases.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(folder / "cases.csv", rows, dict)
     (folder / "table.md").write_text(summary(rows))
 
 
@@ -337,18 +327,20 @@ def run_cases(options):
     runner, rows, begun = Runner(), [], time.monotonic()
     # cases without quotas first, which take the least time
     numbered = range(options.only[0], options.only[1] + 1)
+    runner.progress.plan({"cases": len(numbered)})
     for number in sorted(numbered, key=lambda number: ((number - 1) % 10 > 7, number)):
         folder = options.into / f"seed_{options.seed}" / f"case_{number}"
-        late = time.monotonic() - begun > options.seconds
-        if late and not (folder / "row.json").exists():
+        late, there = time.monotonic() - begun > options.seconds, (folder / "row.json").exists()
+        if late and not there:
             continue
         row = row_of(options, runner, number)
         rows.append(row)
-        print(
-            f"case {number}: {row['cluster']}, {row['model']} x {row['samples']}: auto"
-            f" {row['auto_ms']:.1f} ms ({row['chosen']}), {row['best']} {row['best_ms']:.1f} ms:"
-            f" {row['ratio']:.3f}",
-            flush=True,
+        runner.progress.finished(
+            "cases",
+            f"case {number}",
+            not there,
+            f": {row['cluster']}, {row['model']} x {row['samples']}: auto {row['auto_ms']:.1f} ms"
+            f" ({row['chosen']}), {row['best']} {row['best_ms']:.1f} ms: {row['ratio']:.3f}",
         )
         write(rows, options.into)
     print("\n" + summary(rows), end="")
@@ -380,11 +372,9 @@ def arguments():
 
 def main():
     options = arguments()
-    check = subprocess.run(
-        [SCRIPTS / "cluster.sh", "check"], capture_output=True, text=True, check=False
-    )
-    if check.returncode:
-        print(f"{NAME}: {check.stderr.strip() or check.stdout.strip()}", file=sys.stderr)
+    missing = no_cluster()
+    if missing:
+        print(f"{NAME}: {missing}", file=sys.stderr)
         return EXIT_NO_CLUSTER
     return run_script(NAME, options.into, lambda: run_cases(options))
 

@@ -7,6 +7,7 @@ where a script says so.
 """
 
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -53,3 +54,16 @@ def plain(text):
 def one_line(text):
     """The same in one line: for messages, and for names and texts in tables."""
     return " ".join(plain(text).split("\n"))
+
+
+def hold_folder(folder):
+    """A lock on a folder, made where it is missing, which ends when it is closed or we are; None
+    where another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / ".lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

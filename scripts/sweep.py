@@ -22,6 +22,8 @@ as table.txt and table.tsv; and loss.png. A varied --seed is also averaged over.
 
 The same command goes on where it was stopped: finished runs are skipped, interrupted ones resumed,
 failed and refused ones tried again. What train_gpt refuses stays in the table with its message.
+Each finished run has a line: how many of all are done, the time gone and left. A second sweep in
+the same FOLDER is refused.
 Ctrl-C lets the running ones save and stop; a second one ends them. A crash is restarted by
 launch.sh, --restarts times. --jobs runs so many at once and parts the cores among them.
 
@@ -46,7 +48,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import run_log
-from regular_files import one_line, plain, read_regular
+from progress import Progress
+from regular_files import hold_folder, one_line, plain, read_regular
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
 SCRIPTS = Path(__file__).resolve().parent
@@ -223,7 +226,8 @@ def make_runs(grid, into):
 class Sweep:
     def __init__(self, runs, options):
         self.runs, self.options = runs, options
-        self.stops, self.children = 0, set()
+        self.stops, self.children, self.progress = 0, set(), Progress()
+        self.progress.plan({"runs": len(runs)})
         cores = sorted(os.sched_getaffinity(0))
         jobs = options.jobs
         self.slots = queue.SimpleQueue()  # of cores, one for each run at a time
@@ -241,6 +245,8 @@ class Sweep:
             child.send_signal(signal.SIGINT)
 
     def run_one(self, run):
+        if run.recorded()["state"] == "done":
+            self.progress.finished("runs", run.name, fresh=False, quiet=True)
         if self.stops or run.recorded()["state"] == "done":
             return
         slot = self.slots.get()
@@ -269,7 +275,9 @@ class Sweep:
             run.finish(code, output.read())
         self.slots.put(slot)
         state = run.recorded()
-        print(one_line(f"{state['state']:8} {run.name}  {state['message']}"), flush=True)
+        self.progress.finished(
+            "runs", one_line(run.name), more=one_line(f": {state['state']} {state['message']}")
+        )
 
     def run_all(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -424,6 +432,11 @@ def main():
         return 0
     sweep = Sweep(runs, options)
     try:
+        held = hold_folder(options.into)
+        if not held:
+            text = f"another sweep works in {options.into}: wait for it, or choose another --into"
+            print(one_line(f"sweep: {text}"), file=sys.stderr)
+            return EXIT_INPUT
         sweep.run_all()
         return exit_status(report(runs, grid, options.into), sweep.stops)
     except OSError as error:

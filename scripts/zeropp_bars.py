@@ -55,7 +55,7 @@ import tempfile
 from collections import namedtuple
 
 import published_runs
-from reproduce import pyplot_or_none
+from experiment import pyplot_or_none
 
 PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "train_gpt")
 NODES, GPUS, VOCAB = 24, 16, 50257

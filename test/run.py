@@ -50,7 +50,7 @@ REPORTS = [  # regular expression -> (passed, failed)
 
 def seed_of_source():
     """A number that follows from the names and the content of the source files."""
-    kinds = ("*.[ch]", "*.cu", "*.cuh", "test/*.py", "scripts/*.py")
+    kinds = ("*.[ch]", "*.cu", "*.cuh", "test/*.py", "scripts/**/*.py")
     names = {name for kind in kinds for name in glob.glob("**/" + kind, recursive=True)}
     seed = hashlib.sha256()
     for name in sorted(name for name in names if not name.startswith(("build/", "out/", "data/"))):

@@ -316,10 +316,12 @@ class Parsed(unittest.TestCase):
 
     def check_script(self, path, words):
         """What a script is given stands in its code, or in that of the Python that it starts."""
+        paper = path.stem.removeprefix("reproduce_")
         files = [
             path,
             path.with_suffix(".py"),
-            *(ROOT / "scripts" / name for name in ("reproduce.py", "recipe.sh")),
+            *(ROOT / "scripts" / name for name in ("experiment.py", "recipe.sh")),
+            ROOT / f"scripts/papers/{paper}.py",
         ]
         code = "\n".join(
             re.sub(r'(?m)^\s*#.*$|^"""(?:.|\n)*?"""', "", file.read_text())

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""reproduce_muon.py: Muon beside AdamW: steps, tokens and seconds to equal loss.
+"""muon.py: Muon beside AdamW: steps, tokens and seconds to equal loss.
 
     scripts/reproduce_muon.sh --quick | --full [--part PART ...] [--jobs N] [--steps N]
     [--into FOLDER] [--program FILE]
@@ -19,50 +18,47 @@ and with 0.4 where the block is nanochat's.
 
 --quick takes less than 3 minutes on 2 quiet cores: one size, one seed, with the settings that
 --full has found; --full, two sizes and three seeds, about 20 minutes. --jobs: runs at once, each of
-one thread (default: the number of cores). --steps replaces the number of AdamW's steps. FOLDER
-(default: out/muon_quick or out/muon_full) gets a folder for each run, with log.jsonl and
-output.txt, the tables as table.md, and losses.png. The same command goes on where it was stopped:
-what is there is not run again.
-
-Each finished run has a line: how many of all are done, the time gone and left. The last table gives
-the verdict on each claim of docs/results/models.md that these runs decide.
-
-Exit status: 0 done, 1 a claim that docs/results/models.md calls MET is not met here, 2 bad usage or
-missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+one thread (default: the number of cores). --steps replaces the number of AdamW's steps. The picture
+is losses.png.
 """
 
 import array
-import concurrent.futures
 import glob
 import math
 import statistics
-import struct
-import sys
 from dataclasses import dataclass
 
-import reproduce_cyclic
-from reproduce import (
+import experiment
+from experiment import (
     EXIT_INPUT,
     RESULTS,
+    SEEDS,
     TEXT,
+    TIMED,
+    WARMUP,
     Claim,
     Failed,
+    Paper,
+    cores,
+    events,
+    final_loss,
+    interval,
     markdown,
-    parts_options,
-    parts_parser,
-    reproduce_parts,
+    read_shard,
+    spread,
+    step_ms,
+    turns,
+    words,
+    write_shard,
 )
-from reproduce_cyclic import STUDENT, cores, found_events, last_validation, step_ms
 
-PAGE = RESULTS.parent / "results/models.md"
 # Tokens of a sample and of a step: about what is best for AdamW with GPT-2's block, which learns
 # less from the same text with samples of 256 tokens or with steps of 2048.
 T, BATCH = 64, 1024
-WARMUP = 0.05  # of the steps
+RISE = 0.05  # of the steps: warm-up
 MOST = 15  # the largest budget, in tenths of AdamW's steps
 MOST_RATES = 8  # of a grid, with what its edges add
 EXCERPT = 1 << 15  # bytes of each work that validates
-SHARD = "<256i"  # header: magic number, version, tokens; then 2 bytes a token
 TUNING_SEED = 1
 
 
@@ -74,7 +70,7 @@ class Method:
     name: str
     block: str
     rate_flag: str
-    flags: tuple
+    flags: str
     others: dict
     tuned: int
     first: int
@@ -86,15 +82,15 @@ class Method:
         return hash(self.name)
 
 
-LINEAR = ("--lr-schedule", "wsd-linear", "--lr-last-part", 0.5)
-MUON = ("--optimizer", "muon", "--muon-weight-decay", 0.01, "--beta1", 0.8, *LINEAR)
-REST = {f"rest {rate}": ("--lr", rate) for rate in ("3e-3", "1e-2")}
+LINEAR = "--lr-schedule wsd-linear --lr-last-part 0.5"
+MUON = f"--optimizer muon --muon-weight-decay 0.01 --beta1 0.8 {LINEAR}"
+REST = {f"rest {rate}": f"--lr {rate}" for rate in ("3e-3", "1e-2")}
 ADAMW = Method(
     "AdamW, GPT-2's block",
     "gpt2",
     "--lr",
-    ("--optimizer", "adamw", "--weight-decay", 0.1, "--beta2", 0.99),
-    {"cosine": ("--lr-schedule", "cosine"), "wsd-linear": LINEAR},
+    "--optimizer adamw --weight-decay 0.1 --beta2 0.99",
+    {"cosine": "--lr-schedule cosine", "wsd-linear": LINEAR},
     10,
     10,
 )
@@ -110,19 +106,18 @@ class Plan:
     """What --quick and --full differ in. sizes: name -> layers, heads and channels; settings:
     (size, method) -> (rate, other) that are known; those that are not are tuned."""
 
-    steps: int
     sizes: dict
     seeds: tuple
     settings: dict
-    timed_steps: int
     rounds: int
+    steps: int = 1200
+    timed_steps: int = WARMUP + 60
 
 
 LARGE, SMALL = "4 layers of 128", "2 layers of 64"
 SIZES = {LARGE: "layers=4,heads=4,channels=128", SMALL: "layers=2,heads=2,channels=64"}
 PLANS = {
     "quick": Plan(
-        steps=1200,
         sizes={SMALL: SIZES[SMALL]},
         seeds=(2,),
         settings={
@@ -130,17 +125,9 @@ PLANS = {
             (SMALL, SAME): (0.02, "rest 1e-2"),
             (SMALL, NANO): (0.02, "rest 1e-2"),
         },
-        timed_steps=reproduce_cyclic.WARMUP + 60,
         rounds=2,
     ),
-    "full": Plan(
-        steps=1200,
-        sizes=SIZES,
-        seeds=(2, 3, 4),
-        settings={},
-        timed_steps=reproduce_cyclic.WARMUP + 60,
-        rounds=5,
-    ),
+    "full": Plan(sizes=SIZES, seeds=(2, 3, 4), settings={}, rounds=5),
 }
 
 
@@ -152,20 +139,15 @@ def read_works(pattern):
     """Each begins with the token 0."""
     text = b""
     for path in sorted(glob.glob(pattern)):
-        with open(path, "rb") as file:
-            header = file.read(struct.calcsize(SHARD))
-            tokens = array.array("H", file.read())
-        if len(header) < struct.calcsize(SHARD) or max(tokens, default=256) > 255:
+        _, tokens = read_shard(path)
+        if max(tokens, default=256) > 255:
             raise Failed(EXIT_INPUT, f"{path}: no shard of bytes: run make data again")
         text += bytes(tokens.tolist())
     return [b"\0" + work for work in text.split(b"\0")[1:]]
 
 
-def write_shard(path, works):
-    tokens = array.array("H", list(b"".join(works)))
-    with open(path, "wb") as file:
-        file.write(struct.pack(SHARD, 20240520, 1, len(tokens), *[0] * 253))
-        tokens.tofile(file)
+def write_works(path, works):
+    write_shard(path, array.array("H", list(b"".join(works))))
 
 
 def write_data(folder):
@@ -175,24 +157,21 @@ def write_data(folder):
     held = works[4::9]
     if not held or not plays:
         raise Failed(EXIT_INPUT, f"{TEXT}_*.bin: too few works: run make data again")
-    folder.mkdir(parents=True, exist_ok=True)
     for name, part in (
         ("tuning_train", [work for at, work in enumerate(works) if at % 9 != 4]),
         ("tuning_val", [work[:EXCERPT] for work in held]),
         ("final_train", works),
         ("final_val", [work[:EXCERPT] for work in plays]),
     ):
-        write_shard(folder / f"{name}.bin", part)
+        write_works(folder / f"{name}.bin", part)
 
 
 # --------------------------------------------------------------------------------------------------
 # Runs
 
 
-def final_loss(log):
-    """Of a run that diverged: infinite."""
-    loss = last_validation(log)["loss"]
-    return float(loss) if loss is not None and math.isfinite(float(loss)) else math.inf
+def plain_name(text):
+    return text.replace(",", "").replace("'", "").replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -207,67 +186,42 @@ class Job:
 
     @property
     def name(self):
-        words = f"{self.method} {self.rate:g} {self.other} {self.tenths} tenths seed {self.seed}"
-        folder = f"{self.group} {self.size}"
-        return "/".join(
-            part.replace(",", "").replace("'", "").replace(" ", "_") for part in (folder, words)
-        )
+        text = f"{self.method} {self.rate:g} {self.other} {self.tenths} tenths seed {self.seed}"
+        return f"{plain_name(f'{self.group} {self.size}')}/{plain_name(text)}"
 
 
-class Bench(reproduce_cyclic.Bench):
-    def __init__(self, options):
-        super().__init__(options, PLANS)
+class Bench(experiment.Bench):
+    def __init__(self, options, plans):
+        super().__init__(options, plans)
         self.steps = options.steps or self.plan.steps
-        self.jobs = options.jobs or cores()
-
-    def of(self, job):
-        return max(1, round(self.steps * job.tenths / 10))
 
     def command(self, size, method, setting, data, steps, seed):
-        """Of a run that validates at its end; of one that does not: data without validation."""
+        """Of a run that validates at its end; of one that does not: data "timed"."""
         rate, other = setting
-        folder = self.options.into / "data"
-        validates = data != "timed"
+        folder, validates = self.into / "data", data != "timed"
         data = data if validates else "final"
-        return [
-            self.options.program,
-            "--train",
-            folder / f"{data}_train.bin",
-            "--val",
-            folder / f"{data}_val.bin",
-            "--model",
-            f"arch={method.block},{self.plan.sizes[size]},vocab=256",
-            *("--seq-len", T, "--micro-batch", BATCH // T, "--batch-tokens", BATCH),
-            *("--threads", 1, "--steps", steps, "--warmup", round(WARMUP * self.steps)),
-            *("--final-lr-fraction", 0, "--val-every", steps if validates else 0),
-            *("--val-batches", -1, "--seed", seed),
-            *method.flags,
-            *method.others[other],
-            *(method.rate_flag, f"{rate:g}"),
-        ]
+        return words(
+            *(self.program, "--train", folder / f"{data}_train.bin"),
+            *("--val", folder / f"{data}_val.bin"),
+            f"--model arch={method.block},{self.plan.sizes[size]},vocab=256",
+            f"--seq-len {T} --micro-batch {BATCH // T} --batch-tokens {BATCH}",
+            f"--threads 1 --steps {steps} --warmup {round(RISE * self.steps)}",
+            f"--final-lr-fraction 0 --val-every {steps if validates else 0}",
+            f"--val-batches -1 --seed {seed}",
+            *(method.flags, method.others[other], f"{method.rate_flag} {rate:g}"),
+        )
 
     def losses(self, jobs):
         """Job -> final loss; so many runs at a time as --jobs says."""
-        pool = concurrent.futures.ThreadPoolExecutor(self.jobs)
-        try:
-            runs = {
-                job: pool.submit(
-                    self.run,
-                    job.name,
-                    self.command(
-                        job.size,
-                        job.method,
-                        (job.rate, job.other),
-                        job.group,
-                        self.of(job),
-                        job.seed,
-                    ),
-                )
-                for job in jobs
-            }
-            return {job: final_loss(run.result()) for job, run in runs.items()}
-        finally:
-            pool.shutdown(cancel_futures=True)
+        commands = {
+            job.name: self.command(
+                *(job.size, job.method, (job.rate, job.other), job.group),
+                *(max(1, round(self.steps * job.tenths / 10)), job.seed),
+            )
+            for job in jobs
+        }
+        logs = self.run_together(commands, self.options.jobs or cores())
+        return {job: final_loss(logs[job.name]) for job in jobs}
 
     def cases(self):
         return [(size, method) for size in self.plan.sizes for method in METHODS]
@@ -320,18 +274,14 @@ def settings(bench):
 
 
 def tuning_table(bench):
+
+    def row(size, method, other, grid):
+        losses = sorted((rate, loss) for (rate, of), loss in grid.items() if of == other)
+        told_losses = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses)
+        return [size, str(method), other, told_losses, str(round(bench.steps * method.tuned / 10))]
+
     lines = [
-        [
-            size,
-            str(method),
-            other,
-            ", ".join(
-                f"{rate:g}: {loss:.4f}"
-                for (rate, of), loss in sorted(grid.items(), key=lambda item: item[0][0])
-                if of == other
-            ),
-            str(round(bench.steps * method.tuned / 10)),
-        ]
+        row(size, method, other, grid)
         for (size, method), grid in bench.grids.items()
         for other in method.others
     ]
@@ -406,12 +356,9 @@ def find_tokens(bench):
 
 
 def mean_and_doubt(values):
-    """The mean with half of its 95 % interval (Student's t) over seeds."""
-    mean = statistics.mean(values)
-    if len(values) < 2 or math.isinf(mean):
-        return f"{mean:.3f}"
-    doubt = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:.3f} ± {doubt:.3f}"
+    """The mean with half of its 95 % interval over seeds."""
+    mean, doubt = interval(values)
+    return f"{mean:.3f}" + (f" ± {doubt:.3f}" if len(values) > 1 and math.isfinite(mean) else "")
 
 
 def setting_text(setting):
@@ -425,34 +372,25 @@ def budgets_text(losses):
 def tokens_table(bench):
     runs = [
         [
-            size,
-            str(method),
-            str(seed),
-            f"{bench.goals[size, seed]:.4f}",
-            budgets_text(losses),
-            f"{equal_loss(losses, bench.goals[size, seed]):.3f}",
+            *(size, str(method), str(seed), f"{bench.goals[size, seed]:.4f}"),
+            *(budgets_text(losses), f"{equal_loss(losses, bench.goals[size, seed]):.3f}"),
         ]
         for (size, method, seed), losses in bench.budgets.items()
     ]
     means = [
         [
-            size,
-            str(method),
-            setting_text(bench.chosen[size, ADAMW]),
-            setting_text(bench.chosen[size, method]),
-            mean_and_doubt(ratios),
+            *(size, str(method), setting_text(bench.chosen[size, ADAMW])),
+            *(setting_text(bench.chosen[size, method]), mean_and_doubt(ratios)),
         ]
         for (size, method), ratios in bench.ratios.items()
     ]
+    reached = f"tokens to the loss of AdamW, {bench.steps} steps"
     return markdown(
         ["size", "method", "seed", "AdamW's loss", "budget: loss", "tokens, of AdamW's"], runs
-    ) + markdown(
-        ["size", "method", "AdamW at", "at", f"tokens to the loss of AdamW, {bench.steps} steps"],
-        means,
-    )
+    ) + markdown(["size", "method", "AdamW at", "at", reached], means)
 
 
-def told(bench, ratios):
+def told(ratios):
     return "; ".join(f"{size}: {mean_and_doubt(of)}" for size, of in ratios.items())
 
 
@@ -469,20 +407,20 @@ def note(bench):
 
 def tokens(bench):
     find_tokens(bench)
-    bench.found["same tokens"] = by_size(bench, SAME)
-    bench.found["nano tokens"] = by_size(bench, NANO)
+    for name, method in (("same tokens", SAME), ("nano tokens", NANO)):
+        bench.tell(name, by_size(bench, method), len(bench.plan.seeds))
     draw(bench)
     lines = [
         [
             "tokens to AdamW's loss, Muon, same block",
             "track 3 of modded-nanogpt: 3,250 steps for 4,875 (AdamH): 0.67",
-            told(bench, by_size(bench, SAME)),
+            told(by_size(bench, SAME)),
             note(bench),
         ],
         [
             "tokens to AdamW's loss, Muon, nano block",
             "modded-nanogpt: 19,560 to 3,200 steps (record 9): 0.16",
-            told(bench, by_size(bench, NANO)),
+            told(by_size(bench, NANO)),
             "the same; value embeddings and more of those records are not in this block",
         ],
     ]
@@ -494,49 +432,44 @@ def tokens(bench):
 
 
 def timed_log(bench, case, round_):
-    steps = bench.plan.timed_steps
-    name = f"seconds/{case[0]}_{case[1]}_round{round_}".replace(" ", "_").replace("'", "")
-    command = bench.command(*case, bench.chosen[case], "timed", steps, bench.plan.seeds[0])
-    return bench.run(name.replace(",", ""), command)
+    size, method = case
+    command = bench.command(
+        *(*case, bench.chosen[case], "timed", bench.plan.timed_steps, bench.plan.seeds[0])
+    )
+    return bench.run("seconds/" + plain_name(f"{size}_{method}_round{round_}"), command)
 
 
 def seconds(bench):
     find_tokens(bench)
-    times = {case: [] for case in bench.cases()}
-    for round_ in range(bench.plan.rounds):
-        for case, found in times.items():
-            found.append(step_ms(timed_log(bench, case, round_)))
-    ms = {case: min(found) for case, found in times.items()}
+    rounds, times = bench.plan.rounds, {case: [] for case in bench.cases()}
+    for round_, case in turns(rounds, bench.cases()):
+        times[case].append(step_ms(timed_log(bench, case, round_)))
+    ms = {case: spread(found) for case, found in times.items()}
+    against = {(size, m): ms[size, m].median / ms[size, ADAMW].median for size, m in ms}
     ratios = {
-        (size, method): [ratio * ms[size, method] / ms[size, ADAMW] for ratio in by_seed]
+        (size, method): [ratio * against[size, method] for ratio in by_seed]
         for (size, method), by_seed in bench.ratios.items()
     }
-    bench.found["same seconds"] = {
-        size: of for (size, method), of in ratios.items() if method == SAME
+    told_of = {
+        method: {size: of for (size, which), of in ratios.items() if which == method}
+        for method in (SAME, NANO)
     }
+    bench.tell("same seconds", told_of[SAME], rounds)
     lines = [
         [
-            size,
-            str(method),
-            f"{ms[size, method]:.1f}",
-            f"{ms[size, method] / ms[size, ADAMW]:.3f}",
+            *(size, str(method), ms[size, method].text("{:.1f}"), f"{against[size, method]:.3f}"),
             mean_and_doubt(ratios[size, method]) if method != ADAMW else "1",
         ]
         for size, method in bench.cases()
     ]
-    text = markdown(
-        ["size", "method", "ms a step", "against AdamW's", "seconds to AdamW's loss, of AdamW's"],
-        lines,
-    )
-    return text, [
+    header = ["size", "method", "ms a step", "against AdamW's", "seconds to its loss, of AdamW's"]
+    return markdown(header, lines), [
         [
             f"seconds to AdamW's loss, {method}",
             "record 4 of modded-nanogpt: 0.71 of the minutes" if method == SAME else "8.2 of 45",
-            told(
-                bench, {size: of for (size, which), of in ratios.items() if which == method}
-            ),
-            "step times in turns, one run at a time, one thread, the lowest median of"
-            f" {bench.plan.rounds} rounds, times tokens",
+            told(told_of[method]),
+            "step times in turns, one run at a time, one thread, the median of"
+            f" {rounds} rounds, times tokens",
         ]
         for method in (SAME, NANO)
     ]
@@ -548,7 +481,7 @@ def seconds(bench):
 
 def smooth(log, width=25):
     """(millions of tokens, mean loss of so many steps) of a run's training."""
-    steps = [step["loss"] for step in found_events(log, "step")]
+    steps = [step["loss"] for step in events(log, "step")]
     parts = [steps[at : at + width] for at in range(0, len(steps), width)]
     return [
         (min(len(steps), (at + 1) * width) * BATCH / 1e6, statistics.mean(part))
@@ -561,47 +494,39 @@ def draw(bench):
     that reach its loss, and final losses on the held-out plays of all budgets."""
     seed = bench.plan.seeds[0]
 
+    def curve(axis, size, method, color):
+        goal = bench.goals[size, seed]
+        losses = {10: goal} if method == ADAMW else bench.budgets[size, method, seed]
+        least = min([tenths for tenths, loss in losses.items() if loss <= goal] or losses)
+        job = Job(size, method, *bench.chosen[size, method], seed, least, "final")
+        trained = smooth(bench.into / job.name / "log.jsonl")
+        axis.plot(*zip(*trained), color=color, lw=1, label=f"{method}: training")
+        millions = bench.steps * BATCH / 1e7  # of tokens, in a tenth
+        ends = [(millions * tenths, losses[tenths]) for tenths in sorted(losses)]
+        axis.plot(*zip(*ends), "o-", color=color, label=f"{method}: held-out, at the end")
+
     def paint(axes):
         for axis, size in zip(axes, bench.plan.sizes):
+            for at, method in enumerate(METHODS):
+                curve(axis, size, method, f"C{at}")
             goal = bench.goals[size, seed]
-            for color, method in enumerate(METHODS):
-                losses = {10: goal} if method == ADAMW else bench.budgets[size, method, seed]
-                met = [tenths for tenths, loss in losses.items() if loss <= goal]
-                setting = bench.chosen[size, method]
-                job = Job(size, method, *setting, seed, min(met or losses), "final")
-                log = bench.options.into / job.name / "log.jsonl"
-                axis.plot(*zip(*smooth(log)), color=f"C{color}", lw=1, label=f"{method}: training")
-                ends = [
-                    (bench.steps * tenths / 10 * BATCH / 1e6, losses[tenths])
-                    for tenths in sorted(losses)
-                ]
-                axis.plot(
-                    *zip(*ends), "o-", color=f"C{color}", label=f"{method}: held-out, at the end"
-                )
             axis.axhline(goal, color="grey", lw=0.5)
-            axis.set(
-                title=size,
-                xlabel="millions of tokens",
-                ylabel="loss",
-                ylim=(goal - 0.3, goal + 0.8),
-            )
-            axis.legend(fontsize=7)
+            axis.set(title=size, xlabel="millions of tokens", ylabel="loss")
+            axis.set(ylim=(goal - 0.3, goal + 0.8))
 
-    bench.draw("losses", len(bench.plan.sizes), paint)
+    bench.draw("losses", paint, columns=len(bench.plan.sizes))
 
 
 # --------------------------------------------------------------------------------------------------
 # The claims, and all of it
 
 
-def goal(number, paper, need, most):
+def goal(number, paper, need, basis, most):
     def means(found):
         return [statistics.mean(ratios) for ratios in found.values()]
 
     return Claim(
-        number,
-        paper,
-        (need,),
+        *(number, paper, (need,), basis),
         lambda found: ", ".join(f"{mean:.2f}" for mean in means(found)),
         met=lambda found: max(means(found)) <= most,
         partly=lambda found: min(means(found)) <= most,
@@ -609,41 +534,34 @@ def goal(number, paper, need, most):
 
 
 CLAIMS = (
-    goal("U1", "tokens: 0.70 or less", "same tokens", 0.70),
-    goal("U2", "seconds: 0.75 or less", "same seconds", 0.75),
-    goal("U3", "nano, tokens: 0.40 or less", "nano tokens", 0.40),
+    goal("U1", "tokens: 0.70 or less", "same tokens", SEEDS, 0.70),
+    goal("U2", "seconds: 0.75 or less", "same seconds", TIMED, 0.75),
+    goal("U3", "nano, tokens: 0.40 or less", "nano tokens", SEEDS, 0.40),
 )
 
 
 def tokens_count(bench):
     """Of the search for equal loss: about three budgets."""
-    cases = [case for case in bench.cases() if case not in bench.plan.settings]
-    counts = {
-        f"tuning_{size.replace(' ', '_')}": sum(
-            len(RATES[method]) * len(method.others) for of, method in cases if of == size
-        )
-        for size in bench.plan.sizes
-    }
-    seeds = len(bench.plan.seeds)
-    return {
-        **counts,
-        **{f"final_{size.replace(' ', '_')}": seeds * (1 + 2 * 3) for size in bench.plan.sizes},
-    }
+    plan = bench.plan
+    counts = {plain_name(f"final {size}"): len(plan.seeds) * (1 + 2 * 3) for size in plan.sizes}
+    for size, method in set(bench.cases()) - set(plan.settings):
+        group = plain_name(f"tuning {size}")
+        counts[group] = counts.get(group, 0) + len(RATES[method]) * len(method.others)
+    return counts
 
 
 def seconds_count(bench):
     return {**tokens_count(bench), "seconds": bench.plan.rounds * len(bench.cases())}
 
 
-PARTS = {"tokens": (tokens, tokens_count), "seconds": (seconds, seconds_count)}
-
-
-def main():
-    parser = parts_parser("reproduce_muon", __doc__, PLANS, PARTS)
-    parser.add_argument("--jobs", type=int, metavar="N")
-    options = parts_options(parser, "reproduce_muon")
-    return reproduce_parts("reproduce_muon", Bench(options), PARTS, CLAIMS, PAGE)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PAPER = Paper(
+    name="muon",
+    doc=__doc__,
+    plans=PLANS,
+    parts={"tokens": (tokens, tokens_count), "seconds": (seconds, seconds_count)},
+    claims=CLAIMS,
+    steps=True,
+    arguments=lambda parser: parser.add_argument("--jobs", type=int, metavar="N"),
+    bench=Bench,
+    page=RESULTS.parent / "results/models.md",
+)

@@ -1,5 +1,5 @@
-"""dpzero_curves.py: the part curves of reproduce_dpzero.py: how far private training is from
-non-private training, by epsilon and by size of the model, at equal tokens.
+"""dpzero_curves.py: the part curves of dpzero.py: how far private training is from non-private
+training, by epsilon and by size of the model, at equal tokens.
 
 All runs take the same number of windows of 64 bytes of Shakespeare. Batch and rate are tuned, each
 by the validation loss of seed 1:
@@ -13,14 +13,13 @@ largest    the same again, from the middle model's best, without more seeds
 import statistics
 from dataclasses import dataclass
 
-import run_log
-from reproduce import TEXT, complete, markdown, percent
+from experiment import data_flags, last, markdown, percent, spread, words
 
 T = 64
 PUBLIC, EPSILONS = 0, (8, 3, 1)  # epsilon 0: not private
 KINDS = (PUBLIC, *EPSILONS)
 DELTA = "1e-6"
-RECIPE = "--final-lr-fraction 0.1 --beta2 0.99 --weight-decay 0.1 --dtype bf16 --threads 1".split()
+RECIPE = "--final-lr-fraction 0.1 --beta2 0.99 --weight-decay 0.1 --dtype bf16 --threads 1"
 MICRO_BATCH, VALIDATION = 64, 1024  # windows
 
 
@@ -88,54 +87,28 @@ def kind(epsilon):
 class Curves:
     """Runs that were made, and their validation losses."""
 
-    def __init__(self, plan, runner, options):
-        self.plan, self.runner, self.options = plan, runner, options
+    def __init__(self, plan, bench):
+        self.plan, self.bench = plan, bench
         self.losses = {}
 
     def command(self, run):
-        steps = self.plan.windows // run.batch
-        micro_batch = min(MICRO_BATCH, run.batch)
-        private = ("--dp-epsilon", str(run.epsilon), "--dp-delta", DELTA)
-        return [
-            self.options.program,
-            "--train",
-            TEXT + "_train_*.bin",
-            "--val",
-            TEXT + "_val_*.bin",
-            "--model",
-            run.size.model,
-            "--seq-len",
-            str(T),
-            "--micro-batch",
-            str(micro_batch),
-            "--batch-tokens",
-            str(run.batch * T),
-            "--steps",
-            str(steps),
-            "--val-every",
-            str(steps),
-            "--val-batches",
-            str(VALIDATION // micro_batch),
-            "--lr",
-            f"{run.rate:g}",
-            "--warmup",
-            str(steps // 10),
-            "--seed",
-            str(run.seed),
-            *RECIPE,
-            *((*private, "--dp-key", str(run.seed) * 64) if run.epsilon else ()),
-        ]
+        steps, micro_batch = self.plan.windows // run.batch, min(MICRO_BATCH, run.batch)
+        key = str(run.seed) * 64
+        private = f"--dp-epsilon {run.epsilon} --dp-delta {DELTA} --dp-key {key}"
+        return words(
+            *(self.bench.program, data_flags(), f"--model {run.size.model} --seq-len {T}"),
+            f"--micro-batch {micro_batch} --batch-tokens {run.batch * T}",
+            f"--steps {steps} --val-every {steps} --val-batches {VALIDATION // micro_batch}",
+            f"--lr {run.rate:g} --warmup {steps // 10} --seed {run.seed} {RECIPE}",
+            private if run.epsilon else "",
+        )
 
     def loss(self, run):
         """The validation loss at the end of a run, which is made if it is not there."""
         if run not in self.losses:
-            folder = self.options.into / run.name()
-            log, fresh = complete(self.runner, folder, self.command(run))
-            found = [event for event in run_log.events(log) if event.get("event") == "val"]
-            self.losses[run] = found[-1]["loss"]
-            self.runner.progress.finished(
-                run.size.name, folder.name, fresh, f": validation loss {self.losses[run]:.4f}"
-            )
+            say = lambda log: f": validation loss {last(log, 'val')['loss']:.4f}"
+            log = self.bench.run(run.name(), self.command(run), group=run.size.name, say=say)
+            self.losses[run] = last(log, "val")["loss"]
         return self.losses[run]
 
     def best(self, size, epsilon):
@@ -160,11 +133,6 @@ class Curves:
         counts = (grid + more, larger + more, larger)
         return {size.name: count for size, count in zip(plan.sizes, counts)}
 
-    def tune_smallest(self, size):
-        for epsilon, settings in self.plan.grid.items():
-            for batch, rate in settings:
-                self.loss(Run(size, epsilon, batch, rate))
-
     def transfer(self, size, smaller, factor, epsilons):
         """Runs at a smaller model's best settings, its rate times a factor."""
         for epsilon in epsilons:
@@ -180,7 +148,9 @@ class Curves:
     def make(self):
         """All runs, those that decide before those that tell the spread."""
         smallest, *larger = self.plan.sizes
-        self.tune_smallest(smallest)
+        for epsilon, settings in self.plan.grid.items():
+            for batch, rate in settings:
+                self.loss(Run(smallest, epsilon, batch, rate))
         for size, smaller in zip(larger, self.plan.sizes):
             self.transfer(size, smaller, 0.5, KINDS)
             if size is not larger[-1]:
@@ -202,14 +172,6 @@ def told(losses):
     return mean if len(losses) == 1 else f"{mean} ± {(max(losses) - min(losses)) / 2:.4f}"
 
 
-def summary(curves):
-    """One line of all sizes."""
-    return "; ".join(
-        f"{size.name}: " + ", ".join(percent(r) for r in curves.ratios(size).values())
-        for size in curves.plan.sizes
-    )
-
-
 def result_table(curves):
     lines = []
     for size in curves.plan.sizes:
@@ -218,19 +180,15 @@ def result_table(curves):
             best, losses = curves.best(size, epsilon), curves.seeds(size, epsilon)
             lines.append(
                 [
-                    size.name,
-                    kind(epsilon),
-                    str(best.batch),
-                    str(curves.plan.windows // best.batch),
-                    f"{best.rate:g}",
-                    told(losses),
-                    str(len(losses)),
+                    *(size.name, kind(epsilon), str(best.batch)),
+                    *(str(curves.plan.windows // best.batch), f"{best.rate:g}"),
+                    *(told(losses), str(len(losses))),
                     percent(ratios[epsilon]) if epsilon else "",
                 ]
             )
     columns = ["parameters", "run", "batch, windows", "steps", "rate", "loss", "seeds"]
     return (
-        f"{curves.plan.windows * T} tokens each, delta {DELTA}, `{' '.join(RECIPE)}`; loss: mean of"
+        f"{curves.plan.windows * T} tokens each, delta {DELTA}, `{RECIPE}`; loss: mean of"
         " the seeds ± half of their range\n\n"
         + markdown([*columns, "over non-private"], lines)
     )
@@ -248,21 +206,20 @@ def tuning_table(curves):
     )
 
 
-def draw(pyplot, curves, path):
+def paint(curves, axes):
     """Left: loss by epsilon, a line for each size; right: the gap by size, one for each epsilon."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
-    sizes = curves.plan.sizes
+    (left, right), sizes = axes, curves.plan.sizes
     for at, size in enumerate(sizes):
-        found = [curves.seeds(size, epsilon) for epsilon in EPSILONS]
-        means = [statistics.mean(losses) for losses in found]
+        found = [spread(curves.seeds(size, epsilon)) for epsilon in EPSILONS]
+        means = [statistics.mean(curves.seeds(size, epsilon)) for epsilon in EPSILONS]
         around = [
-            [mean - min(losses) for mean, losses in zip(means, found)],
-            [max(losses) - mean for mean, losses in zip(means, found)],
+            [mean - of.low for mean, of in zip(means, found)],
+            [of.high - mean for mean, of in zip(means, found)],
         ]
-        color = f"C{at}"
-        left.errorbar(EPSILONS, means, around, marker="o", color=color, label=size.name)
+        left.errorbar(EPSILONS, means, around, marker="o", color=f"C{at}", label=size.name)
         public = statistics.mean(curves.seeds(size, PUBLIC))
-        left.axhline(public, color=color, linestyle="--", label=f"{size.name}, non-private")
+        label = f"{size.name}, non-private"
+        left.axhline(public, color=f"C{at}", linestyle="--", label=label)
     left.set(xscale="log", xlabel="epsilon", ylabel="validation loss (nats/byte)")
     left.set_xticks(EPSILONS, map(str, EPSILONS))
     left.minorticks_off()
@@ -270,9 +227,28 @@ def draw(pyplot, curves, path):
         gaps = [100 * (curves.ratios(size)[epsilon] - 1) for size in sizes]
         right.plot([size.name for size in sizes], gaps, marker="o", label=kind(epsilon))
     right.set(xlabel="parameters", ylabel="loss over non-private, %", ylim=(0, None))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-    print(path)
 
+
+def curves(bench):
+    found = Curves(PLANS[bench.options.plan], bench)
+    found.make()
+    largest = found.plan.sizes[-1]
+    seeds = min(len(found.seeds(largest, epsilon)) for epsilon in KINDS)
+    bench.tell("private", list(found.ratios(largest).values()), seeds)
+    bench.draw("curves", lambda axes: paint(found, axes), columns=2)
+    by_size = "; ".join(
+        f"{size.name}: " + ", ".join(map(percent, found.ratios(size).values()))
+        for size in found.plan.sizes
+    )
+    return result_table(found) + tuning_table(found), [
+        [
+            "loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
+            "large models come close to non-private ones",
+            by_size,
+            "models of some millions of parameters at most, from scratch, on 4.5 MB of text",
+        ]
+    ]
+
+
+def curves_count(bench):
+    return Curves(PLANS[bench.options.plan], bench).planned()
