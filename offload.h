@@ -55,14 +55,12 @@ static inline void offload_fill(StatePlan *s) {
     }
 }
 
-// Returns the bytes that the device holds of a state if it is not offloaded.
-static inline int64_t offload_bytes(const StatePlan *s, int storage, StateKind kind) {
-    const bool none =
-        !store_holds(s, storage) ||
-        (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : !optimizer_keeps(s->optimizer, kind));
-    const int64_t elements =
-        s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
-    return none ? 0 : store_bytes(s, kind, elements);
+// Would offloading a state of the optimizer free device memory?
+static inline bool offload_has_state(const StatePlan *s, int storage, StateKind kind) {
+    const StateBuffer *b = &s->device[kind];
+    const StorageRow *row = &s->rows[storage];
+    return store_holds(s, storage) && b->held && store_place(s, kind, storage) == PLACE_DEVICE &&
+           (b->layout == BUFFER_FULL || buffer_slice_bytes(b, row));
 }
 // Would offloading the parameters of a storage free device memory?
 static inline bool offload_has_parameters(const StatePlan *s, int storage) {
@@ -92,8 +90,8 @@ static inline bool offload_has_activations(const OffloadScope *f, int unit) {
 // -------------------------------------------------------------------------------------------------
 // Bytes freed
 
-// Returns the bytes of the device's buffer of parameters or of gradients, with its slots.
-static inline int64_t offload_gathered(const StatePlan *s, StateKind kind) {
+// Returns the bytes of the device's buffer of a kind, with its slots.
+static inline int64_t offload_leaves(const StatePlan *s, StateKind kind) {
     StateBuffer b = zero_fill_kind(s, kind);
     buffer_plan(&b, s->rows, s->model->storages, kind);
     return b.held + b.slot_bytes;
@@ -106,19 +104,14 @@ static inline int64_t offload_device_frees(const OffloadScope *f, const StatePla
                         ? 0
                         : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(tried);
     int64_t stashed = 0;
-    for (int i = 0; i < m->storages; i++) {
-        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-            bytes += row_offloads(&tried->rows[i], kind) ? offload_bytes(f->store, i, kind) : 0;
-        }
-    }
     for (int u = 1; u < m->units - 1; u++) {
         const int storage = gpt_storage_of_layer(m, u - 1);
         stashed += offload_has_activations(f, u) * f->in_flight *
                    row_offloads(&tried->rows[storage], STATE_ACTIVATIONS);
     }
-    for (int kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
+    for (int kind = STATE_MASTER; kind <= STATE_PARAMETERS; kind++) {
         const StateBuffer *all = &f->store->device[kind];
-        bytes += (int64_t)(all->held + all->slot_bytes) - offload_gathered(tried, kind);
+        bytes += (int64_t)(all->held + all->slot_bytes) - offload_leaves(tried, kind);
     }
     return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
@@ -167,7 +160,7 @@ static inline void tier_list_device(OffloadTier *t) {
     for (int i = storages - 1; i >= 0; i--) {
         int all = 0;
         for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-            const int bit = (offload_bytes(s, i, kind) > 0) << kind;
+            const int bit = offload_has_state(s, i, kind) << kind;
             all |= bit;
             if (!o->cpu_update) { tier_add(t, i, bit); }
         }
@@ -240,7 +233,9 @@ static inline int64_t offload_until(OffloadTier tier, double excess) {
     memcpy(fixed, tier.gone, n); // offloaded in any case
     memcpy(best, tier.gone, n);
     for (int k = 0; k < tier.count && frees < excess; k++) {
-        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds;
+        unsigned char *gone = &tier.gone[tier.turns[k].storage];
+        if (!(tier.turns[k].kinds & ~*gone)) { continue; }
+        *gone |= tier.turns[k].kinds;
         frees = tier_frees(&tier);
         if (frees <= most) { continue; }
         most = frees;

@@ -242,6 +242,35 @@ static inline int64_t pipeline_first_row(const PipelinePlan *plan, int64_t sampl
 }
 
 // -------------------------------------------------------------------------------------------------
+// Equal parts: replicas that work beside each other, part by part, on equally many rows. Only
+// collectives cross from one part to another.
+
+// Does a pipeline divide into so many equal parts?
+static inline bool pipeline_divides(const PipelinePlan *plan, int64_t samples, int parts) {
+    bool whole = samples % parts == 0 && plan->micro_rows % parts == 0;
+    for (int s = 0; s < plan->placement.stages; s++) {
+        whole = whole && plan->placement.stage[s].replicas % parts == 0;
+    }
+    return whole;
+}
+// Returns the first part. Its ranks are numbered stage by stage; job_rank [ranks / parts] receives
+// which ones they are. The caller calls placement_free().
+static inline PipelinePlan pipeline_part(const PipelinePlan *plan, int parts, int *job_rank) {
+    PipelinePlan part = *plan;
+    part.micro_rows /= parts;
+    part.placement = placement_make(plan->placement.stages);
+    for (int s = 0; s < plan->placement.stages; s++) {
+        const Stage *whole = &plan->placement.stage[s];
+        part.placement.stage[s] = *whole;
+        part.placement.stage[s].replicas /= parts;
+        memcpy(job_rank, whole->ranks, part.placement.stage[s].replicas * sizeof(int));
+        job_rank += part.placement.stage[s].replicas;
+    }
+    placement_take_ranks(&part.placement);
+    return part;
+}
+
+// -------------------------------------------------------------------------------------------------
 // Building
 
 // What a stage has done so far, as numbers of micro-batches. It processes micro-batches in order.

@@ -49,7 +49,8 @@ static inline int zero_gradient_stage(const StatePlan *s) {
     for (int i = 0; i < s->model->storages; i++) {
         leave |= row_offloads(&s->rows[i], STATE_GRADIENT);
     }
-    return leave ? (int)max_i64(s->policy.stage, 2) : s->policy.stage;
+    return leave ? (int)max_i64(s->policy.stage, state_divided_from(STATE_GRADIENT))
+                 : s->policy.stage;
 }
 // Does the whole gradient of a storage exist only during each use, from stage 2 on? A single rank
 // has no gradients to divide.
@@ -67,19 +68,17 @@ static inline int shared_slot(const StorageRow *row, int storage, const State *x
 // Returns the buffer on the device of the states of a kind; *here: the run has them.
 static inline StateBuffer zero_buffer(const StatePlan *s, StateKind kind, bool *here) {
     const ZeroPolicy *z = &s->policy;
-    StateBuffer b = {.layout = z->stage >= 1 ? BUFFER_SLICES : BUFFER_FULL,
+    const bool used = kind == STATE_PARAMETERS || kind == STATE_GRADIENT; // by computing
+    const int stage = kind == STATE_GRADIENT ? zero_gradient_stage(s) : z->stage;
+    StateBuffer b = {.layout = stage < state_divided_from(kind) ? BUFFER_FULL
+                               : used                           ? BUFFER_SLOTS
+                                                                : BUFFER_SLICES,
                      .size = (size_t)state_bytes(kind, s->dtype, 1)};
     *here = true;
     switch (kind) {
     case STATE_MASTER: *here = s->dtype != DTYPE_FP32 || store_delays(s); break;
-    case STATE_PARAMETERS:
-        b.layout = z->stage >= 3 ? BUFFER_SLOTS : BUFFER_FULL;
-        b.travels = true;
-        break;
-    case STATE_GRADIENT:
-        *here = b.travels = !z->forward_only;
-        b.layout = zero_gradient_stage(s) >= 2 ? BUFFER_SLOTS : BUFFER_FULL;
-        break;
+    case STATE_PARAMETERS: b.travels = true; break;
+    case STATE_GRADIENT: *here = b.travels = !z->forward_only; break;
     case STATE_SECONDARY:
         *here = z->partition > 1;
         b.layout = BUFFER_SLICES;
@@ -271,6 +270,9 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 // copies (near) if an earlier gather of the step has made them. A pass that does not train uses
 // them if they exist. Parameters that stay whole are not gathered for their uses.
 static inline void lower_gathers(const UnitMap *map, Schedule *in, bool training) {
+    bool any = false;
+    for (int i = 0; i < map->storages; i++) { any |= map->rows[i].gathers; }
+    if (!any) { return; }
     Schedule out = {};
     // [storages] gathered and not yet released; gathered before
     bool *gathered = new_array(bool, map->storages, "lowering"),
@@ -367,6 +369,9 @@ static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int 
 // Sums of several stages are evicted last: they wait for other stages, which may wait for messages
 // of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
+    bool any = false;
+    for (int i = 0; i < map->storages; i++) { any |= map->rows[i].sum != SUM_STAYS; }
+    if (!any) { return; }
     Schedule out = {};
     bool *on_the_host = new_array(bool, map->storages, "lowering"); // the sum, at this place
     int waits = -1;
@@ -515,8 +520,10 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
     moves.storage = map->delays ? map->storages : 0;
     Schedule out = {};
     lower_next_pieces(&reads, &out, DISK_PIECES); // they run during the step
-    for (int i = 0; i < s->count; i++) { schedule_add(&out, s->actions[i]); }
-    schedule_replace(s, out);
+    if (out.count) {
+        for (int i = 0; i < s->count; i++) { schedule_add(&out, s->actions[i]); }
+        schedule_replace(s, out);
+    }
     if (!waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }
     lower_add(s, ACT_NORM, -1);
     if (waits) { lower_next_pieces(&moves, s, MOVING_PIECES); }

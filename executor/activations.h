@@ -470,12 +470,19 @@ static inline void executor_free(Executor *e) {
              e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
 }
-// Returns the bytes of everything that an executor works with: activations, buffers, workspace.
-static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int threads) {
-    size_t activations, buffers;
-    Executor counted = executor_plan(m, shape, &activations, &buffers);
+// Sets the bytes of everything that an executor works with: activations, and buffers with the
+// workspace of the operations.
+static inline void executor_memory(const GptModel *m, ExecutorShape shape, int threads,
+                                   size_t memory[MEMORY_KINDS]) {
+    Executor counted =
+        executor_plan(m, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
-    return activations + (double)buffers + executor_workspace_bytes(m, &shape, threads);
+    memory[MEMORY_BUFFERS] += executor_workspace_bytes(m, &shape, threads);
+}
+static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int threads) {
+    size_t memory[MEMORY_KINDS] = {0};
+    executor_memory(m, shape, threads, memory);
+    return (double)(memory[MEMORY_ACTIVATIONS] + memory[MEMORY_BUFFERS]);
 }
 // Shortens the micro-steps of a run that clips samples, so that what clipping keeps for each sample
 // takes hardly more memory than longer micro-steps would take without it. Reduces the rows, unless

@@ -19,6 +19,7 @@
 #include "plan/cluster.h"
 #include "plan/rates.h"
 #include "schedule/actions.h"
+#include "schedule/schedule.h"
 #include "schedule/simulator.h"
 #include "state/gather.h"
 #include "state/matrices.h"
@@ -53,8 +54,32 @@ static inline double store_share(const StatePlan *s) {
     return elements;
 }
 
+// The bytes of messages that were counted before: the storages of a class have equal messages, and
+// counting one takes time in proportion to its ranks.
+enum { SENT_MESSAGES = 512 };
+typedef struct {
+    struct {
+        ZeroMessage message;
+        int64_t bytes[LINK_KINDS];
+    } row[SENT_MESSAGES];
+} SentMessages;
+// Returns the bytes that this rank sends in a message, on each kind of link.
+static inline const int64_t *message_bytes(SentMessages *sent, const ZeroMessage *m) {
+    const size_t at = mix64((uintptr_t)m->bounds + m->kind) % SENT_MESSAGES;
+    ZeroMessage *known = &sent->row[at].message;
+    int64_t *bytes = sent->row[at].bytes;
+    if (known->kind != m->kind || known->group != m->group || known->bounds != m->bounds ||
+        known->element_bytes != m->element_bytes) {
+        *known = *m;
+        memset(bytes, 0, sizeof sent->row[at].bytes);
+        comm_bytes_sent(m->kind, m->group, m->group->me, m->bounds, m->element_bytes, bytes);
+    }
+    return bytes;
+}
+
 // Context of action_cost, for the simulator.
 typedef struct {
+    const Program *program;
     const GptModel *model;
     const ExecutorShape *shape;
     const StatePlan **stores; // [ranks of the program]
@@ -62,7 +87,7 @@ typedef struct {
     double T;
     ClipPolicy clip;
     double iterations; // of Newton-Schulz
-    bool one_for_all;  // the program's only rank stands for all
+    SentMessages *sent;
 } Costs;
 static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) / store->rows[storage].owners->all.n;
@@ -92,8 +117,7 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
     ActionCost cost = {0, 0};
     for (int k = action_messages(store, a, c->shape->T, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
-        int64_t sent[LINK_KINDS] = {0, 0};
-        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
+        const int64_t *sent = message_bytes(c->sent, &m[k]);
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
@@ -165,12 +189,14 @@ static inline ActionCost move_cost(const Costs *c, const StatePlan *store, const
                          (double)whole / (double)store->rows[a->storage].pieces; // of an element
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
+// Bytes of memory that are read and written for each element where a sum is added to another one.
+enum { ADD_TRAFFIC = 3 * sizeof(float) };
 // Returns the cost of moving a sum of gradients. If it is added to another sum, the host adds.
 static inline ActionCost sum_cost(const Costs *c, const StatePlan *store, const Action *a) {
     const double elements = slice_elements(c, store, a->storage);
     const bool adds = store->rows[a->storage].sum == SUM_IS_ADDED && store->sum_bytes;
     ActionCost cost = link_cost(c, slice_bytes(c, store, STATE_GRADIENT, a->storage));
-    cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
+    cost.compute_s += adds ? ADD_TRAFFIC * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
 // Seconds of the products of a unit's forward pass.
@@ -247,7 +273,8 @@ static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rate
 static inline ActionCost p2p_cost(const Costs *c, const StatePlan *store, int rank,
                                   const Action *a) {
     ActionCost cost = {0, 0};
-    const CommLink link = group_link(store->ranks, rank, a->peer);
+    const CommLink link = group_link(store->ranks, program_job_rank(c->program, rank),
+                                     program_job_rank(c->program, a->peer));
     const double bytes = executor_message_bytes(c->shape, c->model, a),
                  seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
     // half at each end: in an all-reduce a rank is both ends
@@ -255,12 +282,12 @@ static inline ActionCost p2p_cost(const Costs *c, const StatePlan *store, int ra
     cost.message_s = action_sends(a->kind) ? seconds : 0;
     return cost;
 }
-// Returns how slow a rank of the program is.
+// Returns how slow a rank of the program is. The only one stands for the slowest.
 static inline double slowness_of_rank(const Costs *c, int rank) {
     const Cluster *nodes = &c->rates.unequal;
-    return !nodes->nodes    ? 1
-           : c->one_for_all ? cluster_most_slowness(nodes)
-                            : cluster_slowness(nodes, rank);
+    return !nodes->nodes            ? 1
+           : c->program->ranks == 1 ? cluster_most_slowness(nodes)
+                                    : cluster_slowness(nodes, program_job_rank(c->program, rank));
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
@@ -276,7 +303,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_PREFETCH:
     case ACT_REDUCE:
         if (store->steps_overlap) { // a local sum, no collective
-            cost.compute_s = 12 * elements / c->rates.bytes_per_s;
+            cost.compute_s = ADD_TRAFFIC * elements / c->rates.bytes_per_s;
             return cost;
         }
         return message_cost(c, store, a);

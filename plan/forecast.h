@@ -6,6 +6,8 @@
 #include "base/figures.h"
 #include "base/files.h"
 #include "base/readable.h"
+#include "model/gpt.h"
+#include "model/unit.h"
 #include "plan/cluster.h"
 
 // The work of a step.
@@ -14,6 +16,16 @@ typedef struct {
     double peak;          // flops per second that a rank can do
     int ranks;
 } StepWork;
+// Returns the work of a step of a model. peak: of a rank.
+static inline StepWork step_work(const GptModel *m, int64_t samples, int64_t T, double peak,
+                                 int ranks) {
+    const double tokens = (double)(samples * T);
+    const StepWork work = {.tokens = tokens,
+                           .flops = gpt_step_flops(m, tokens, (double)T),
+                           .peak = peak,
+                           .ranks = ranks};
+    return work;
+}
 typedef struct {
     double tokens_per_s;
     double tflops, mfu;    // of a rank; NAN: the model's arithmetic is not known

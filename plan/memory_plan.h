@@ -92,9 +92,8 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
 // Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
 // for what the process still allocates before its memory is checked (check_budgets).
 static inline double host_excess(const Plan *p) {
-    const size_t SLACK = 1 << 20, states = plan_offloaded_bytes(p) + store_scratch_bytes(&p->store);
-    return (p->machine->resident + p->config->delink_bytes) + (double)(SLACK + states) +
-           offload_disk_frees(&p->store) -
+    const size_t SLACK = 1 << 20;
+    return (double)(SLACK + plan_host_bytes(p)) + offload_disk_frees(&p->store) -
            option_size("host-memory", p->config->options.host_memory);
 }
 // Of the offloaded states, puts on disk what exceeds the host's budget; without a budget, or if

@@ -109,19 +109,61 @@ typedef struct {
 // -------------------------------------------------------------------------------------------------
 // Schedules
 
-// Makes the program of a step, or of a validation batch, with `samples` samples. With --cluster and
-// one stage it has a single rank, which stands for all: the one with the most samples. The caller
-// frees it.
+// Do the equal parts of a pipeline send over the same kinds of links, at the same speeds of ranks?
+static inline bool machine_parts_alike(const Machine *m, const Placement *placement, int parts) {
+    bool alike = true;
+    for (int s = 0; s < placement->stages; s++) {
+        const Stage *from = &placement->stage[s], *to = s + 1 < placement->stages ? from + 1 : from;
+        const int n = from->replicas / parts, others = to->replicas / parts;
+        for (int i = 0, j = 0; alike && i < from->replicas && j < to->replicas;) {
+            // neighbours whose rows may overlap
+            const int a = from->ranks[i], b = to->ranks[j], first = from->ranks[i % n];
+            const int64_t end = (i + 1) * (int64_t)to->replicas,
+                          other_end = (j + 1) * (int64_t)from->replicas;
+            alike =
+                group_link(m->ranks, a, b) == group_link(m->ranks, first, to->ranks[j % others]) &&
+                cluster_slowness(&m->cluster, a) == cluster_slowness(&m->cluster, first);
+            i += end <= other_end;
+            j += other_end <= end;
+        }
+    }
+    return alike;
+}
+// Returns into how many parts that do the same the ranks of a pipeline divide. One is planned if
+// nobody runs the plan.
+static inline int machine_parts(const Machine *m, const PipelinePlan *plan, int64_t samples) {
+    int parts = plan->placement.stage[0].replicas;
+    while (!pipeline_divides(plan, samples, parts) ||
+           !machine_parts_alike(m, &plan->placement, parts)) {
+        parts--;
+    }
+    return parts;
+}
+// Returns how many ranks each rank of a program stands for. map: of the program. What is shown is
+// shown of all ranks of a pipeline. Norms of samples and rows of experts also cross parts.
+static inline int plan_alike(const Plan *p, const PipelinePlan *plan, int64_t samples,
+                             const UnitMap *map) {
+    const Machine *m = p->machine;
+    const bool all = p->config->options.show_schedule || p->shape.clip.on || map->parts > 1;
+    return !m->cluster.nodes             ? 1
+           : plan->placement.stages == 1 ? m->ranks->n
+           : all                         ? 1
+                                         : machine_parts(m, plan, samples);
+}
+// Makes the program of a step, or of a validation batch, with `samples` samples. With --cluster, of
+// ranks that do the same it has one; of a single stage the one with the most samples, which stands
+// for all. The caller frees it.
 static inline Program plan_program(const Plan *p, int64_t samples, bool training) {
-    const int ranks = p->machine->ranks->n;
     const bool pipeline = p->pipeline.placement.stages > 1;
     const bool recompute = p->shape.recompute;
-    const int alike = p->machine->cluster.nodes && !pipeline ? ranks : 1;
+    const PipelinePlan plan = pipeline ? pipeline_of_batch(&p->pipeline, samples) : p->pipeline;
     Program program = {};
     program.map = unit_map(&p->store, p->shape.clip.on);
     if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
-    program.ranks = ranks / alike;
+    const int alike = plan_alike(p, &plan, samples, &program.map);
+    program.ranks = p->machine->ranks->n / alike;
     program.rank = new_array(Schedule, program.ranks, "schedules");
+    if (alike > 1) { program.job_rank = new_array(int, program.ranks, "schedules"); }
     const int64_t mine = ceil_div(ceil_div(samples, alike), program.ranks);
     int64_t rows = p->shape.rows;
     // batches vary in size: equal parts are faster
@@ -130,8 +172,11 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
         schedule_cyclic(&program, &p->cyclic, samples, 0);
         return program;
     }
-    if (pipeline) {
-        const PipelinePlan plan = pipeline_of_batch(&p->pipeline, samples);
+    if (pipeline && alike > 1) {
+        PipelinePlan part = pipeline_part(&plan, alike, program.job_rank);
+        schedule_pipeline(&program, &part, samples / alike, training);
+        placement_free(&part.placement);
+    } else if (pipeline) {
         schedule_pipeline(&program, &plan, samples, training);
     } else {
         schedule_sequential(&program, ceil_div(samples, alike), rows, training);
@@ -154,7 +199,7 @@ static inline bool plan_looks_ahead(const Plan *p) {
 }
 // Returns this rank's schedule of a program; of a training step.
 static inline const Schedule *plan_rank_schedule(const Plan *p, const Program *program) {
-    return &program->rank[p->machine->ranks->me % program->ranks];
+    return &program->rank[program_rank(program, p->machine->ranks->me)];
 }
 static inline const Schedule *plan_schedule(const Plan *p) {
     return plan_rank_schedule(p, &p->program);
@@ -163,28 +208,29 @@ static inline const Schedule *plan_schedule(const Plan *p) {
 // -------------------------------------------------------------------------------------------------
 // Memory
 
+// Every forecast of memory asks here, and a search, which has no time for that, what these add up:
+// executor_memory() of single units, and parameter_bytes() of states (planner/plan_costs.h).
+
 // Predicts the bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,
                                   size_t memory[MEMORY_KINDS]) {
     ExecutorShape shape = p->shape;
     shape.rows = rows;
     shape.recompute = recompute;
-    Executor counted =
-        executor_plan(&p->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
-    executor_free(&counted);
-    memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
+    memset(memory, 0, MEMORY_KINDS * sizeof *memory);
+    executor_memory(&p->model, shape, p->machine->threads, memory);
     store_predict(&p->store, memory);
-    memory[MEMORY_BUFFERS] += p->machine->taken[MEMORY_BUFFERS] +
-                              executor_workspace_bytes(&p->model, &shape, p->machine->threads);
+    memory[MEMORY_BUFFERS] += p->machine->taken[MEMORY_BUFFERS];
 }
 // Returns the device memory that a rank of another stage takes. store: of that stage.
 static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const StatePlan *store) {
-    const int rank = stage->ranks[0] % p->program.ranks;
+    const int rank = stage->ranks[0];
     size_t memory[MEMORY_KINDS];
     Plan other = *p;
     other.store = *store;
-    other.shape.units = placement_units_of_rank(&p->pipeline.placement, stage->ranks[0]);
-    other.shape.limits = limits_of_both(p->program.limits[rank], p->evaluation.limits[rank]);
+    other.shape.units = placement_units_of_rank(&p->pipeline.placement, rank);
+    other.shape.limits = limits_of_both(p->program.limits[program_rank(&p->program, rank)],
+                                        p->evaluation.limits[program_rank(&p->evaluation, rank)]);
     predict_memory(&other, ceil_div(p->pipeline.micro_rows, stage->replicas), p->shape.recompute,
                    memory);
     return (double)memory_device(memory);
@@ -192,6 +238,11 @@ static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const S
 // Returns the bytes that this rank offloads to the host.
 static inline size_t plan_offloaded_bytes(const Plan *p) {
     return store_host_bytes(&p->store) + executor_stash_all(&p->shape, &p->model);
+}
+// Returns the bytes of the host that this rank takes.
+static inline size_t plan_host_bytes(const Plan *p) {
+    return p->machine->resident + p->config->delink_bytes + plan_offloaded_bytes(p) +
+           store_scratch_bytes(&p->store);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -201,22 +252,25 @@ static inline size_t plan_offloaded_bytes(const Plan *p) {
 static inline void predict_program_traffic(const Plan *p, const Program *program,
                                            int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     const Group *ranks = p->machine->ranks;
-    const Schedule *schedule = &program->rank[ranks->me];
+    const Schedule *schedule = &program->rank[program_rank(program, ranks->me)];
     const StatePlan *store = &p->store;
+    SentMessages *sent = new_array(SentMessages, 1, "prediction");
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
         if (action_sends(a->kind)) {
-            traffic[COMM_SEND][group_link(ranks, ranks->me, a->peer)] +=
+            const int peer = program_job_rank(program, a->peer);
+            traffic[COMM_SEND][group_link(ranks, ranks->me, peer)] +=
                 executor_message_bytes(&p->shape, &p->model, a);
         }
         if (store->steps_overlap) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, p->shape.T, m) - 1 : -1; k >= 0;
              k--) {
-            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes,
-                            traffic[m[k].kind]);
+            const int64_t *bytes = message_bytes(sent, &m[k]);
+            for (int l = 0; l < LINK_KINDS; l++) { traffic[m[k].kind][l] += bytes[l]; }
         }
     }
+    free(sent);
 }
 // Returns the bytes of rows of experts that a rank's schedule sends at most: all of its own rows go
 // away, and all rows of the others come, and go back.
@@ -258,7 +312,7 @@ static inline void predict_traffic(const Plan *p, int64_t traffic[COMM_KINDS][LI
 // The planned stores of all ranks. Ranks of a stage have equal plans: this rank's stands for its
 // own stage, the first rank's for each other stage.
 typedef struct {
-    const StatePlan **of_rank; // [ranks of the program] the store of each rank
+    const StatePlan **of_rank; // [ranks of the program]
     StatePlan *stores;         // [stages] of the other stages
     Group *seen;               // [stages] all ranks, seen from the first rank of the stage
     int stages;
@@ -266,7 +320,8 @@ typedef struct {
 static inline StageStores stage_stores_make(const Plan *p) {
     const StatePlan *mine = &p->store;
     const Placement *placement = mine->placement;
-    const int ranks = p->program.ranks;
+    const int ranks = p->program.ranks, alike = mine->ranks->n / ranks;
+    int number = 0; // of a rank in the program
     StageStores s = {NULL, NULL, NULL, placement->stages};
     s.of_rank = new_array(const StatePlan *, ranks, "stages");
     s.stores = new_array(StatePlan, s.stages, "stages");
@@ -274,11 +329,12 @@ static inline StageStores stage_stores_make(const Plan *p) {
     for (int r = 0; r < ranks; r++) { s.of_rank[r] = mine; }
     for (int i = 0; i < s.stages; i++) {
         const Stage *stage = &placement->stage[i];
+        number += stage->replicas / alike;
         if (stage == p->stage) { continue; }
         s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
         s.stores[i] = state_plan_as(mine, &s.seen[i], &mine->policy);
-        for (int k = 0; k < stage->replicas; k++) {
-            if (stage->ranks[k] < ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
+        for (int k = 0; k < stage->replicas / alike; k++) {
+            s.of_rank[p->program.job_rank ? number - 1 - k : stage->ranks[k]] = &s.stores[i];
         }
     }
     return s;
@@ -313,6 +369,7 @@ static inline double plan_most_bytes(const Plan *p) {
 static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
     StageStores stages = stage_stores_make(p);
     Costs costs = {
+        .program = &p->program,
         .model = &p->model,
         .shape = &p->shape,
         .stores = stages.of_rank,
@@ -320,7 +377,7 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
         .T = (double)p->shape.T,
         .clip = p->shape.clip,
         .iterations = (double)p->config->options.muon_steps,
-        .one_for_all = p->program.ranks < p->machine->ranks->n,
+        .sent = new_array(SentMessages, 1, "prediction"),
     };
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
     if (plan_looks_ahead(p)) {
@@ -329,6 +386,7 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
         for (int r = 0; r < p->program.ranks && busy; r++) { busy[r] += looks[r]; }
         free(looks);
     }
+    free(costs.sent);
     stage_stores_free(&stages);
     return step_s;
 }
@@ -342,8 +400,7 @@ static inline Prediction plan_predict(const Plan *p) {
     double *busy = new_array(double, p->program.ranks, "prediction");
     predict_memory(p, p->shape.rows, p->shape.recompute, all.memory);
     all.offloaded = plan_offloaded_bytes(p);
-    all.host = p->machine->resident + p->config->delink_bytes + all.offloaded +
-               store_scratch_bytes(&p->store);
+    all.host = plan_host_bytes(p);
     all.copied = offload_update_traffic(&p->store);
     offload_add_traffic(&p->store, plan_schedule(p), block_bytes, &all.copied);
     if (plan_looks_ahead(p)) {
@@ -355,7 +412,8 @@ static inline Prediction plan_predict(const Plan *p) {
     all.most_rows = predict_most_rows(p, &p->program);
     if (plan_looks_ahead(p)) { all.most_rows += predict_most_rows(p, &p->evaluation); }
     all.step_s = predict_step(p, busy, NULL);
-    all.idle = all.step_s > 0 ? 1 - busy[p->machine->ranks->me] / all.step_s : 0;
+    const int me = program_rank(&p->program, p->machine->ranks->me);
+    all.idle = all.step_s > 0 ? 1 - busy[me] / all.step_s : 0;
     free(busy);
     return all;
 }

@@ -148,9 +148,8 @@ static inline void plan_clipping(Plan *p) {
     }
     const bool often = o->zero > 1 && p->stage->replicas > 1;
     clip->overwrites = often || p->most_samples <= (stages > 1 ? p->pipeline.micro_rows : ranks);
-    // bytes (of 16 for each parameter) that ZeRO stage 0, 1, 2, 3 replicates on every rank
-    const double whole[4] = {16, 8, 4, 0};
-    const double states = p->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / ranks);
+    const double states = (double)p->model.parameters *
+                          parameter_bytes(&optimizers[o->optimizer], p->dtype, (int)o->zero, ranks);
     // with several stages --micro-batch fixes the micro-batches
     if (stages == 1) { executor_shorten(&p->model, &p->shape, states, often, p->machine->threads); }
 }
@@ -235,7 +234,7 @@ static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Sc
 static inline void plan_check_parts(const Plan *p, const Program *program) {
     const Config *c = p->config;
     const Options *o = &c->options;
-    const Schedule *mine = &program->rank[p->machine->ranks->me % program->ranks];
+    const Schedule *mine = &program->rank[program_rank(program, p->machine->ranks->me)];
     const char *with =
         o->cyclic       ? "--cyclic"
         : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
@@ -275,13 +274,15 @@ static inline void plan_schedules(Plan *p) {
         plan_check_parts(p, &p->evaluation);
     }
     p->shape.stash = p->evaluation.map.stash;
-    const int me = p->machine->ranks->me % p->program.ranks;
+    const int me = p->machine->ranks->me;
     int64_t samples[2];
-    p->shape.limits = limits_of_both(p->cyclic.rule ? p->shape.limits : p->program.limits[me],
-                                     p->evaluation.limits[me]);
+    p->shape.limits = limits_of_both(
+        p->cyclic.rule ? p->shape.limits : p->program.limits[program_rank(&p->program, me)],
+        p->evaluation.limits[program_rank(&p->evaluation, me)]);
     for (int i = 0; i < plan_extremes(p, samples); i++) {
         Program extreme = plan_program(p, samples[i], true);
-        p->shape.limits = limits_of_both(p->shape.limits, extreme.limits[me % extreme.ranks]);
+        p->shape.limits =
+            limits_of_both(p->shape.limits, extreme.limits[program_rank(&extreme, me)]);
         program_free(&extreme);
     }
 }

@@ -25,29 +25,32 @@
 #include "state/optimizer.h"
 #include "state/policy.h"
 
-// Computes the bytes of activations and of buffers of one sample in one unit, where up to `works`
-// weight parts may wait.
+// Computes what one sample takes in one unit: the activations, and the buffers for each further
+// weight part that waits.
 static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int unit,
-                              int64_t works, size_t bytes[2]) {
+                              double *activations, double *waiting) {
+    size_t memory[2][MEMORY_KINDS] = {{0}};
     ExecutorShape alone = *shape;
     alone.rows = 1;
     alone.units = units_range(unit, unit + 1);
     alone.recompute = false;
-    alone.limits.works = works;
-    Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
-    executor_free(&counted);
+    for (int k = 0; k < 2; k++) {
+        alone.limits.works = 2 + k;
+        executor_memory(m, alone, 1, memory[k]);
+    }
+    *activations = (double)memory[0][MEMORY_ACTIVATIONS];
+    *waiting = (double)memory[1][MEMORY_BUFFERS] - (double)memory[0][MEMORY_BUFFERS];
 }
-// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. States count
-// as those of the optimizer.
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
-                                          const Optimizer *optimizer, const UnitTimes *times) {
+                                          const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
+    model.tied = gpt_is_tied(m) ? (double)gpt_storage_elements(m, m->classifier) : 0;
+    ExecutorShape sample = *shape;
+    sample.rows = 1;
     // a unit's output, and as much its gradient
-    const double boundary = (shape->T * gpt_width(m)) * (double)dtype_size(shape->dtype);
-    const double states = optimizer_state_bytes(optimizer, shape->dtype);
-    model.states = ((double)dtype_size(shape->dtype) + 4 + states) / 4;
-    size_t two[2], three[2];
-    double before = 0; // elements of the unit before
+    const double boundary = (double)executor_boundary_bytes(&sample, m);
+    double activations = 0, waiting = 0, before = 0; // before: elements of the unit before
     for (int u = 0; u < m->units; u++) {
         const UnitClass kind = gpt_unit_class(m, u);
         const double *row_s = times->row_s[kind];
@@ -56,15 +59,16 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
         // a unit of the same class and size as the one before keeps as much
         if (!u || kind != gpt_unit_class(m, u - 1) || elements != before) {
-            unit_bytes(m, shape, u, 2, two);
-            unit_bytes(m, shape, u, 3, three);
+            unit_bytes(m, &sample, u, &activations, &waiting);
         }
         before = elements;
         plan_model_add(&model, u, row_s[ACT_FORWARD],
-                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], two[0],
-                       4 * elements);
-        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], (three[1] - two[1]) + boundary);
-        model.cut[u] = u ? boundary : 0;
+                       row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], activations,
+                       elements * sizeof(float));
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], waiting + boundary);
+        // one block's activations are recomputed at a time
+        plan_model_keep(&model, u, kind == UNIT_BLOCK ? 0 : activations, u ? boundary : 0);
+        if (kind == UNIT_BLOCK) { model.again = activations; }
     }
     return model;
 }
@@ -218,13 +222,12 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     const UnitTimes times = given_cluster->nodes
                                 ? times_on_cluster(given_cluster, m, &shape)
                                 : times_measured_here(m, &shape, rates, comm, s, slowness);
-    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], &times);
+    PlanModel model = plan_model_of_run(m, &shape, &times);
     Cluster cluster = given_cluster->nodes ? *given_cluster
                                            : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     PlanTask task = planner_task(&model, &cluster, o, given);
-    task.own_sums = true;
-    task.update_bytes = optimizer_update_bytes(&optimizers[o->optimizer]);
+    task_set_run(&task, &optimizers[o->optimizer], dtype, (int)o->zero);
     if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);

@@ -34,7 +34,7 @@ static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int 
     double bytes;
     return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <=
                most &&
-           plan_stage_memory(t, p, first, end, rows, 0, t->memory, &bytes) >= 1;
+           plan_stage_memory(t, p, first, end, p->replicas[s], 0, t->memory, &bytes) >= 1;
 }
 // Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
 static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
@@ -163,7 +163,7 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
                      pace = time + reduce * (model->parameters[end] - model->parameters[first]);
         double bytes, value = least ? pace : time;
         if (pace > most || (least && pace >= s->value[at]) ||
-            plan_stage_memory(t, p, first, end, rows, 0, t->memory, &bytes) < 1) {
+            plan_stage_memory(t, p, first, end, ranks->n, 0, t->memory, &bytes) < 1) {
             return;
         }
         if (m > k) {

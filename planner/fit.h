@@ -136,12 +136,6 @@ static inline void fit_keep(Fit *f, const FitResult *r) {
 static inline double fit_limit(const Fit *f) {
     return f->found == FIT_BEST ? fit_order(&f->best[FIT_BEST - 1]) : (double)INFINITY;
 }
-// Returns whether a rank's schedule can be made: an upper bound of its actions.
-static inline bool fit_is_short(const Fit *f, const FitWay *w, int64_t replicas) {
-    const int64_t of_unit = 24, steps = ceil_div(f->config->samples, w->micro_batch * replicas),
-                  units = f->spec->model.units, peers = 2 * f->machine.ranks->n;
-    return steps * (of_unit * units + peers) <= SCHEDULE_MAX;
-}
 // Where experts are on several ranks, does each rank have samples of its own in all micro-batches
 // (plan_make.h: plan_check_parts)? Of pipelines that is not known: they are not tried.
 static inline bool fit_exchanges(const Fit *f) {
@@ -193,6 +187,20 @@ static inline bool fit_pinned(const Fit *f, int index) { return f->config->given
 static inline bool fit_allows(const Fit *f, int index, int64_t asked, int64_t value) {
     return !fit_pinned(f, index) || asked == value;
 }
+// May the states that stay on the device fit it? If not, a way is not planned. (How experts are
+// divided is not counted here.)
+static inline bool fit_holds_states(const Fit *f, const FitWay *w) {
+    const Optimizer *o = &optimizers[f->config->options.optimizer];
+    const GptModel *m = &f->spec->model;
+    double kept[STATE_KINDS]; // bytes of a parameter's states up to this kind
+    for (StateKind k = OPTIMIZER_KINDS - 1; k <= STATE_PARAMETERS; k++) {
+        kept[k] = parameter_bytes_up_to(k, o, f->spec->dtype, (int)w->zero, f->machine.ranks->n);
+    }
+    const double each = kept[w->offload >= OFFLOAD_PARAMS ? STATE_GRADIENT : STATE_PARAMETERS] -
+                        (w->offload >= OFFLOAD_OPTIMIZER ? kept[OPTIMIZER_KINDS - 1] : 0);
+    const bool counted = w->offload != OFFLOAD_AUTO && !m->config.experts;
+    return !counted || (double)m->parameters * each <= f->memory;
+}
 // Tries what makes a way fit, least first.
 static inline void fit_try_memory(Fit *f, FitWay w) {
     const Options *o = &f->config->options;
@@ -202,7 +210,8 @@ static inline void fit_try_memory(Fit *f, FitWay w) {
             const bool allowed = fit_pinned(f, OPTION_INDEX_offload)
                                      ? o->offload == w.offload
                                      : w.offload == OFFLOAD_NONE || f->offloads;
-            if (allowed && fit_try(f, &w) && w.offload == OFFLOAD_NONE) { return; }
+            const bool fits = allowed && fit_holds_states(f, &w) && fit_try(f, &w);
+            if (fits && w.offload == OFFLOAD_NONE) { return; }
         }
     }
 }
@@ -216,7 +225,9 @@ static inline bool fit_try_micro_batches(Fit *f, FitWay w, const void *unused) {
             last = all;
             w.micro_batch = o->micro_batch;
         }
-        if (fit_is_short(f, &w, f->machine.ranks->n)) { fit_try_memory(f, w); }
+        if (schedule_is_short(ceil_div(all, w.micro_batch), f->spec->model.units, 0)) {
+            fit_try_memory(f, w);
+        }
     }
     return false;
 }
@@ -269,38 +280,46 @@ typedef struct {
 } FitPipeline;
 typedef struct {
     Fit *fit;
-    PlanTask task, computing; // computing: nothing is sent
+    PlanTask task;
     FitPipeline *at;
     int64_t count, capacity;
-    int *ranks, *scratch;   // buffers of plan_place()
-    double optimizer_bytes; // of its states, for each parameter
+    int *ranks, *scratch; // buffers of plan_place()
     PlanCosts costs;
 } FitPipelines;
 
-static inline double fit_bound(FitPipelines *l, const PlanTask *t, const StagePlan *q) {
-    plan_place(t, q, l->ranks, l->scratch);
-    return plan_costs(t, q, l->ranks, &l->costs) ? plan_bound(&l->costs) : (double)INFINITY;
+// Computes a plan's costs. Returns the bound of its time.
+static inline double fit_bound(FitPipelines *l, const StagePlan *q) {
+    plan_place(&l->task, q, l->ranks, l->scratch);
+    return plan_costs(&l->task, q, l->ranks, &l->costs) ? plan_bound(&l->costs) : (double)INFINITY;
 }
-// Sets the memory that a plan needs. l->costs has its activations.
+// Returns the same as if nothing were sent or updated. l->costs are of this plan.
+static inline double fit_computing(const FitPipelines *l) {
+    PlanCosts silent = l->costs;
+    const size_t bytes = silent.stages * sizeof(double);
+    memset(silent.send, 0, bytes);
+    memset(silent.send_back, 0, bytes);
+    memset(silent.reduce_late, 0, bytes);
+    return plan_bound(&silent);
+}
+// Sets the memory that a plan needs at each ZeRO stage. l->costs are of this plan.
 static inline void fit_needs(const FitPipelines *l, const StagePlan *q, double needed[4]) {
-    const DType dtype = l->fit->spec->dtype;
-    const double parameter = (double)dtype_size(dtype), optimizer = l->optimizer_bytes;
-    for (int z = 0; z < 4; z++) { needed[z] = 0; }
-    for (int s = 0, first = 0; s < q->stages; first += q->units[s++]) {
-        const PlanModel *m = l->task.model;
-        const double n = (m->parameters[first + q->units[s]] - m->parameters[first]) / 4,
-                     share = n / q->replicas[s];
-        for (int z = 0; z < 4; z++) {
-            const double bytes = optimizer * (z < 1 ? n : share) + 4 * (z < 2 ? n : share) +
-                                 parameter * (z < 3 ? n : share);
-            needed[z] = fmax(needed[z], bytes + l->costs.memory[s]);
+    const Fit *f = l->fit;
+    PlanTask task = l->task;
+    for (int z = 0; z < 4; z++) {
+        needed[z] = 0;
+        task_set_states(&task, &optimizers[f->config->options.optimizer], f->spec->dtype, z);
+        for (int s = 0, first = 0; s < q->stages; first += q->units[s++]) {
+            double bytes;
+            plan_stage_memory(&task, q, first, first + q->units[s], q->replicas[s],
+                              l->costs.live[s], INFINITY, &bytes);
+            needed[z] = fmax(needed[z], bytes);
         }
     }
 }
 // Is a setting possible, and does it agree with the flags that are given?
 static inline bool fit_allows_setting(const Fit *f, const FitWay *w) {
     const Options *o = &f->config->options;
-    return !(w->recompute && w->schedule == PIPELINE_ZERO_BUBBLE) && fit_is_short(f, w, 1) &&
+    return !(w->recompute && w->schedule == PIPELINE_ZERO_BUBBLE) &&
            fit_allows(f, OPTION_INDEX_recompute, o->recompute, w->recompute) &&
            fit_allows(f, OPTION_INDEX_pipeline_schedule, o->pipeline_schedule, w->schedule) &&
            fit_allows(f, OPTION_INDEX_pipeline_warmup, o->pipeline_warmup, w->warmup);
@@ -311,15 +330,15 @@ static inline void fit_add_micro_batch(FitPipelines *l, StagePlan *q, FitWay w) 
     static const PipelineKind kinds[] = {PIPELINE_DAPPLE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE,
                                          PIPELINE_GPIPE};
     q->micro_batch = w.micro_batch;
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 8 && plan_is_short(&l->task, q); k++) {
         w.recompute = k / 4;
         q->recompute = w.recompute == RECOMPUTE_BLOCK;
         w.schedule = q->kind = kinds[k % 4];
         q->warmup = k % 4 == 1 ? WARMUP_B : WARMUP_A;
         w.warmup = q->warmup;
         if (!fit_allows_setting(l->fit, &w)) { continue; }
-        FitPipeline p = {.way = w, .plan = *q, .bound = fit_bound(l, &l->task, q)};
-        p.computing = fit_bound(l, &l->computing, q);
+        FitPipeline p = {.way = w, .plan = *q, .bound = fit_bound(l, q)};
+        p.computing = fit_computing(l);
         fit_needs(l, q, p.needed);
         l->at = grow_array(FitPipeline, l->at, l->count, &l->capacity, "pipelines");
         l->at[l->count++] = p;
@@ -364,7 +383,7 @@ static inline void fit_list_pipelines(FitPipelines *l) {
         fit_add_settings(l, q);
         return;
     }
-    PlanTask within = *t; // the planner leaves out what cannot fit: parameters and gradients stay
+    PlanTask within = *t; // the planner leaves out what cannot fit
     within.memory = l->fit->memory;
     Planner p = planner_make(&within);
     planner_search(&p, NULL, 0);
@@ -387,53 +406,64 @@ static inline void fit_sort_pipelines(FitPipelines *l) {
     qsort(l->at, l->count, sizeof *l->at, fit_pipeline_order);
     for (; replayed < l->count && work < most_work; replayed++) {
         FitPipeline *p = &l->at[replayed];
-        fit_bound(l, &l->task, &p->plan);
+        fit_bound(l, &p->plan);
         p->bound = plan_simulate(&p->plan, &l->costs);
         work += plan_simulated_batches(&p->plan, l->costs.micro_batches) * p->plan.stages;
         keep_alive();
     }
     qsort(l->at, replayed, sizeof *l->at, fit_pipeline_order);
 }
+// Returns about how many actions the program of a pipeline has.
+static inline int64_t fit_actions(const Fit *f, const FitWay *w) {
+    const int64_t of_unit = 10, samples = f->config->samples;
+    const PipelinePlan plan = {
+        .placement = pipeline_placement(w->pipeline, f->spec->model.units, f->machine.ranks->n),
+        .micro_rows = min_i64(w->micro_batch, samples)};
+    const int parts = machine_parts(&f->machine, &plan, samples);
+    int64_t units = 0; // of all ranks that are planned
+    for (int s = 0; s < plan.placement.stages; s++) {
+        const Stage *stage = &plan.placement.stage[s];
+        units += stage->replicas / parts * (int64_t)stage->units;
+    }
+    Placement placement = plan.placement;
+    placement_free(&placement);
+    return of_unit * units * ceil_div(samples, plan.micro_rows);
+}
 static inline bool fit_try_pipeline(Fit *f, FitWay w, const void *pipeline) {
     const double *needed = ((const FitPipeline *)pipeline)->needed, about = 0.95;
     return f->actions < FIT_ACTIONS && about * needed[w.zero] <= f->memory && fit_try(f, &w);
 }
-// Tries pipelines, the most promising ones first. ranks: of the cluster.
+// Tries pipelines, the most promising ones first.
 static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
     const Options *o = &f->config->options;
     const GptModel *m = &f->spec->model;
-    const int ranks = f->machine.ranks->n;
-    ExecutorShape shape = {.dtype = f->spec->dtype, .rows = 1, .T = o->seq_len};
-    shape.logits = LOGITS_PLENTY;
-    shape.limits = limits_of_one();
-    PlanModel model = plan_model_of_run(m, &shape, &optimizers[o->optimizer], times);
-    PlanModel silent = plan_model_of_run(m, &shape, &optimizers[o->optimizer], times);
-    model.states = ((double)dtype_size(shape.dtype) + 4) / 4;
-    memset(silent.parameters, 0, (silent.units + 1) * sizeof(double));
-    memset(silent.cut, 0, (silent.units + 1) * sizeof(double));
-    silent.states = 0;
+    const ExecutorShape shape = {.dtype = f->spec->dtype,
+                                 .rows = 1,
+                                 .T = o->seq_len,
+                                 .logits = LOGITS_PLENTY,
+                                 .limits = limits_of_one()};
+    PlanModel model = plan_model_of_run(m, &shape, times);
     FitPipelines l = {.fit = f,
-                      .ranks = new_array(int, ranks, "pipelines"),
+                      .ranks = new_array(int, f->machine.ranks->n, "pipelines"),
                       .scratch = new_array(int, 2 * f->machine.cluster.nodes, "pipelines")};
     l.task.model = &model;
     l.task.cluster = f->machine.cluster;
     l.task.samples = f->config->samples;
     l.task.memory = INFINITY;
     l.task.most_work = 1 << 19;
-    l.computing = l.task;
-    l.computing.model = &silent;
-    l.optimizer_bytes = optimizer_state_bytes(&optimizers[o->optimizer], shape.dtype);
+    // unless a ZeRO stage is given, the one at which parameters and gradients stay
+    task_set_run(&l.task, &optimizers[o->optimizer], shape.dtype,
+                 fit_pinned(f, OPTION_INDEX_zero) ? (int)o->zero : 1);
     fit_list_pipelines(&l);
     fit_sort_pipelines(&l);
     f->actions = 0;
     for (int64_t i = 0; i < l.count; i++) {
-        if (l.at[i].computing < fit_limit(f)) {
+        if (l.at[i].computing < fit_limit(f) && fit_actions(f, &l.at[i].way) < FIT_ACTIONS) {
             fit_each_zero(f, l.at[i].way, true, fit_try_pipeline, &l.at[i]);
         }
     }
     free_all(l.at, l.ranks, l.scratch);
     plan_model_free(&model);
-    plan_model_free(&silent);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -487,11 +517,9 @@ static inline void fit_search(Fit *f, const UnitTimes *times) {
     }
 }
 static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
-    const double T = (double)f->config->options.seq_len, tokens = f->config->samples * T;
-    const StepWork work = {.tokens = tokens,
-                           .flops = gpt_step_flops(&f->spec->model, tokens, T),
-                           .peak = f->machine.rates.peak_flops_per_s,
-                           .ranks = f->machine.ranks->n};
+    const int64_t T = f->config->options.seq_len;
+    const StepWork work = step_work(&f->spec->model, f->config->samples, T,
+                                    f->machine.rates.peak_flops_per_s, f->machine.ranks->n);
     return forecast_make(work, r->step_s, r->device, f->memory);
 }
 // Writes what is reported of a way to run: FIT_SENT rows, and what a rank sends.

@@ -139,6 +139,7 @@ static inline void text_add_plan_flags(TextBuffer *t, const Planner *p, const St
     } else {
         text_add(t, "auto --micro-batch %" PRId64, plan->micro_batch);
     }
+    if (task->zero) { text_add(t, " --zero %d", task->zero); }
     text_add(t, " --batch-tokens %.0f --seq-len %.0f", task->samples * task->sample_tokens,
              task->sample_tokens);
 }
@@ -320,6 +321,7 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     PlanModel model = profile_load(o->profile);
     Cluster cluster = cluster_parse(o->cluster);
     PlanTask t = planner_task(&model, &cluster, o, given);
+    task_set_states(&t, &optimizers[0], DTYPE_FP32, (int)o->zero); // AdamW's 16 bytes a parameter
     planner_report(to, &t, o);
     plan_model_free(&model);
 }

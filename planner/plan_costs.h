@@ -22,6 +22,8 @@
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
 #include "schedule/simulator.h"
+#include "state/optimizer.h"
+#include "state/policy.h"
 
 // -------------------------------------------------------------------------------------------------
 // Links: seconds of messages, by the constants of --cluster
@@ -120,8 +122,11 @@ typedef struct {
 typedef struct {
     const PlanModel *model;
     Cluster cluster;
-    int64_t samples;     // samples of a step
-    double memory;       // bytes of a rank; INFINITY: no limit
+    int64_t samples; // samples of a step
+    double memory;   // bytes of a rank; INFINITY: no limit
+    int zero;        // ZeRO stage; its messages count as at stage 0
+    // bytes of the states of a parameter: on each rank of a stage; those that its ranks divide
+    double whole, divided;
     int64_t micro_batch; // only this size; 0: any
     // Gradients are summed as this program does it, not in the paper's ring; messages take time
     // from computing (overlap= of the cluster), and a step ends with the update.
@@ -135,6 +140,23 @@ typedef struct {
     int64_t most_work;
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.all_ranks; }
+// Sets what a task's states take at a ZeRO stage.
+static inline void task_set_states(PlanTask *t, const Optimizer *o, DType dtype, int zero_stage) {
+    t->zero = zero_stage;
+    t->whole = parameter_bytes(o, dtype, zero_stage, INFINITY);
+    t->divided = parameter_bytes(o, dtype, zero_stage, 1) - t->whole;
+}
+// The same, and what else is known of a run: sums as it makes them, and its updates.
+static inline void task_set_run(PlanTask *t, const Optimizer *o, DType dtype, int zero_stage) {
+    task_set_states(t, o, dtype, zero_stage);
+    t->own_sums = true;
+    t->update_bytes = optimizer_update_bytes(o);
+}
+// Returns the parameters of the units from `first` to the one before `end`: the model has the bytes
+// of their gradients.
+static inline double plan_parameters(const PlanModel *m, int first, int end) {
+    return (m->parameters[end] - m->parameters[first]) / sizeof(float);
+}
 
 // Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
 // the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
@@ -319,44 +341,54 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, con
     }
     return fmax(0, sent - computed);
 }
-// Computes *bytes of a rank: its states; for each micro-batch in flight what the backward pass
-// needs (only the input, if the rest is recomputed) and what waiting weight parts need; and what
-// one backward pass recomputes. Returns how many micro-batches can be in flight in `limit` bytes
-// (0: none).
-static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
-                                       double rows, double in_flight, double limit, double *bytes) {
-    const PlanModel *m = t->model;
-    double inner = rows * (m->activations[end] - m->activations[first]),
-           input = rows * m->cut[first],
-           waiting =
-               p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
-    double fixed =
-               m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0),
-           each = input + (p->recompute ? 0 : inner) + waiting;
-    *bytes = fixed + in_flight * each;
-    return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
-}
-// Returns whether the plan's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has
-// at most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums. A
-// rank exchanges messages with at most all replicas of the neighbouring stages.
-static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
-    const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
-    for (int s = 0; s < p->stages; s++) {
-        int64_t peers = (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
-        if (micro_batches * (of_unit * p->units[s] + 2 * peers) > SCHEDULE_MAX) { return false; }
-    }
-    return true;
-}
 // Returns the samples of a micro-batch that the busiest replica has.
 static inline double plan_rows(int64_t micro_batch, int replicas) {
     return (double)ceil_div(micro_batch, replicas);
 }
+// Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
+// backward pass needs (of activations only what is kept, if the rest is recomputed) and what
+// waiting weight parts need; and what is recomputed at once. Buffers, which are small beside these,
+// are left out. Returns how many micro-batches can be in flight in `limit` bytes (0: none).
+static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
+                                       int replicas, double in_flight, double limit,
+                                       double *bytes) {
+    const PlanModel *m = t->model;
+    const double rows = plan_rows(p->micro_batch, replicas),
+                 all = m->activations[end] - m->activations[first],
+                 left = p->recompute ? m->kept[end] - m->kept[first] : all,
+                 again = all - left < m->again ? all - left : m->again,
+                 inputs = m->cut[first] + m->inputs[end] - m->inputs[first + 1],
+                 waiting =
+                     p->kind == PIPELINE_ZERO_BUBBLE ? m->waiting[end] - m->waiting[first] : 0;
+    const double shared = first == 0 && end == m->units ? m->tied : 0,
+                 parameters = plan_parameters(m, first, end) - shared,
+                 states = parameters * (t->whole + t->divided / replicas),
+                 fixed = states + rows * again, each = rows * (left + inputs + waiting);
+    *bytes = fixed + in_flight * each;
+    return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
+}
+// Returns whether a rank's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has at
+// most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums.
+// peers: ranks with which it exchanges messages, at most.
+static inline bool schedule_is_short(int64_t micro_batches, int64_t units, int64_t peers) {
+    const int64_t of_unit = 24;
+    return micro_batches * (of_unit * units + 2 * peers) <= SCHEDULE_MAX;
+}
+// Returns whether those of a plan are: peers are all replicas of the neighbouring stages.
+static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
+    bool is_short = true;
+    for (int s = 0; s < p->stages; s++) {
+        const int64_t peers =
+            (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
+        is_short &= schedule_is_short(ceil_div(t->samples, p->micro_batch), p->units[s], peers);
+    }
+    return is_short;
+}
 static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits =
-            plan_stage_memory(t, p, first, first + p->units[s],
-                              plan_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
+        double fits = plan_stage_memory(t, p, first, first + p->units[s], p->replicas[s], 0,
+                                        t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
@@ -365,8 +397,7 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
         c->ahead[s] =
             min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
-        plan_stage_memory(t, p, first, first + p->units[s],
-                          plan_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory,
+        plan_stage_memory(t, p, first, first + p->units[s], p->replicas[s], c->live[s], t->memory,
                           &c->memory[s]);
     }
     return true;
@@ -379,7 +410,7 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
     const double lost = 1 - t->cluster.overlap, bytes_per_s = t->cluster.memory * 1e9;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
-                     elements = (m->parameters[first + p->units[s]] - m->parameters[first]) / 4;
+                     elements = plan_parameters(m, first, first + p->units[s]);
         c->forward[s] += lost / 2 * (before + c->send[s]);
         c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
         c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);

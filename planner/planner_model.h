@@ -15,8 +15,12 @@ typedef struct {
     // [units + 1] seconds of a sample in the units before this one
     double *forward, *backward;
     double *weight; // [units + 1] the part of backward that is weight parts
-    // [units + 1] bytes of activations that a sample's backward pass needs from the units before
-    double *activations;
+    // [units + 1] bytes of activations that a sample's backward pass needs from the units before:
+    // all; those that are left where the rest is recomputed. Those of a model, not of a profile,
+    // are kept beside the inputs that units get from others of their stage.
+    double *activations, *kept, *inputs;
+    // bytes that are recomputed at once of a sample: those of a unit; INFINITY: of the whole stage
+    double again;
     // [units + 1] further bytes of gradients that a sample's waiting weight parts need
     double *waiting;
     double *parameters; // [units + 1] bytes of the parameters' gradients in the units before
@@ -24,23 +28,21 @@ typedef struct {
     double *cut;
     // [units] the first unit of a row, up to this one, that have the same times and parameters
     int *alike;
+    double tied;    // parameters that the first and the last unit share
     double last[3]; // times and parameters of the unit that was added last
-    // bytes of parameters, gradients and optimizer states for each byte of gradients
-    double states;
-    double batch; // samples with which the profile was taken
 } PlanModel;
 
 static inline PlanModel plan_model_make(int units) {
     size_t n = (size_t)units + 1;
-    // fp32: parameters, gradients and two moments
-    PlanModel m = {
-        .units = units, .forward = new_array(double, 7 * n, "model"), .states = 4, .batch = 1};
+    PlanModel m = {.units = units, .forward = new_array(double, 9 * n, "model"), .again = INFINITY};
     m.backward = m.forward + n;
     m.activations = m.forward + 2 * n;
     m.parameters = m.forward + 3 * n;
     m.cut = m.forward + 4 * n;
     m.weight = m.forward + 5 * n;
     m.waiting = m.forward + 6 * n;
+    m.kept = m.forward + 7 * n;
+    m.inputs = m.forward + 8 * n;
     m.alike = new_array(int, n, "model");
     return m;
 }
@@ -50,17 +52,19 @@ static inline void plan_model_free(PlanModel *m) {
 }
 // Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
 // order. Half of the backward pass counts as the weight part, as for matrix products, and a waiting
-// weight part needs one gradient for each activation. plan_model_split() replaces these
-// assumptions.
+// weight part needs one gradient for each activation; nothing is left where a stage is recomputed.
+// plan_model_split() and plan_model_keep() replace these assumptions.
 static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
-                                  double activation_bytes, double parameter_bytes) {
+                                  double activation_bytes, double gradient_bytes) {
     m->forward[u + 1] = m->forward[u] + forward_s;
     m->backward[u + 1] = m->backward[u] + backward_s;
     m->weight[u + 1] = m->weight[u] + backward_s / 2;
     m->activations[u + 1] = m->activations[u] + activation_bytes;
-    m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
+    m->parameters[u + 1] = m->parameters[u] + gradient_bytes;
     m->waiting[u + 1] = m->waiting[u] + activation_bytes;
-    const double added[] = {forward_s, backward_s, parameter_bytes};
+    m->kept[u + 1] = m->kept[u];
+    m->inputs[u + 1] = m->inputs[u];
+    const double added[] = {forward_s, backward_s, gradient_bytes};
     m->alike[u] = u && !memcmp(m->last, added, sizeof added) ? m->alike[u - 1] : u;
     memcpy(m->last, added, sizeof added);
 }
@@ -69,6 +73,13 @@ static inline void plan_model_add(PlanModel *m, int u, double forward_s, double 
 static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
     m->weight[u + 1] = m->weight[u] + weight_s;
     m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
+}
+// Sets what a sample keeps in unit u, the one added last: the bytes that recomputation leaves of
+// its activations, and those of its input.
+static inline void plan_model_keep(PlanModel *m, int u, double kept_bytes, double input_bytes) {
+    m->kept[u + 1] = m->kept[u] + kept_bytes;
+    m->inputs[u + 1] = m->inputs[u] + input_bytes;
+    m->cut[u] = input_bytes;
 }
 
 // A profile while it is read: nodes in the file's order, edges as pairs of their indices.
@@ -225,7 +236,6 @@ static inline void profile_fill_cuts(const ProfileReader *r, const double *outpu
 }
 static inline PlanModel profile_units(const ProfileReader *r) {
     PlanModel m = plan_model_make(r->nodes);
-    m.batch = r->batch;
     double *outputs = new_array(double, r->nodes, "profile");
     int *node_at = new_array(int, r->nodes, "profile");
     for (int i = 0; i < r->nodes; i++) { node_at[r->place[i]] = i; }

@@ -392,18 +392,14 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
                   *reason ? " (cuDNN: " : "", reason, *reason ? ")" : "");
     }
 }
-static inline StepWork step_work(const Plan *p) {
-    const double tokens = (double)(p->config->samples * p->shape.T);
-    const StepWork work = {.tokens = tokens,
-                           .flops = gpt_step_flops(&p->model, tokens, (double)p->shape.T),
-                           .peak = p->machine->rates.peak_flops_per_s,
-                           .ranks = p->machine->ranks->n};
-    return work;
+static inline StepWork plan_work(const Plan *p) {
+    return step_work(&p->model, p->config->samples, p->shape.T, p->machine->rates.peak_flops_per_s,
+                     p->machine->ranks->n);
 }
 // Returns what the step of a plan for --cluster means.
 static inline Forecast forecast_of_plan(const Plan *p) {
     const Machine *m = p->machine;
-    return forecast_make(step_work(p), p->predicted.step_s, plan_most_bytes(p),
+    return forecast_make(plan_work(p), p->predicted.step_s, plan_most_bytes(p),
                          planner_memory(&m->cluster, &p->config->options));
 }
 static inline void print_forecast_of_plan(const RunPlans *plans) {
@@ -626,7 +622,7 @@ static inline void json_add_pair(TextBuffer *line, const char *name, double pred
 }
 // Returns the TFLOP/s of a rank if a step of the plan takes step_s.
 static inline double plan_tflops(const Plan *p, double step_s) {
-    const StepWork work = step_work(p);
+    const StepWork work = plan_work(p);
     return tflops_of(&work, step_s);
 }
 static inline void json_add_end(TextBuffer *line, const Plan *p, int64_t disk, Measured *m) {

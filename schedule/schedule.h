@@ -78,10 +78,12 @@ static inline Limits limits_of_both(Limits a, Limits b) {
     return both;
 }
 
-// The whole job: one schedule for each rank. program_free() frees it.
+// The whole job: one schedule for each rank, or for some ranks that stand for all, if nobody runs
+// it. program_free() frees it.
 typedef struct {
     UnitMap map;
     int ranks, micro_batches;
+    int *job_rank;   // [ranks] which ranks of the job these are; NULL: all, in order
     int64_t samples; // samples of the step; each unit computes each sample once, on some rank
     Limits *limits;  // [ranks]
     bool recompute;
@@ -89,6 +91,17 @@ typedef struct {
     Clips clips;
     Schedule *rank;
 } Program;
+// Returns which rank of the job a rank of the program is.
+static inline int program_job_rank(const Program *p, int rank) {
+    return p->job_rank ? p->job_rank[rank] : rank;
+}
+// Returns the schedule's number of a rank of the job that has one.
+static inline int program_rank(const Program *p, int job_rank) {
+    int rank = p->job_rank ? 0 : job_rank;
+    while (p->job_rank && p->job_rank[rank] != job_rank) { rank++; }
+    assert(rank < p->ranks);
+    return rank;
+}
 // Returns whether the gradient of wte has parts of two stages, and samples are clipped.
 static inline bool program_ties(const Program *p) {
     return p->clips && p->map.head_maker == ACT_TIED;
@@ -161,7 +174,8 @@ static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free_all(p->rank, p->map.of_unit, p->map.of_unit_count, p->map.stage, p->map.stash, p->limits);
+    free_all(p->rank, p->job_rank, p->map.of_unit, p->map.of_unit_count, p->map.stage, p->map.stash,
+             p->limits);
     memset(p, 0, sizeof *p);
 }
 // Gives all ranks the same limits.

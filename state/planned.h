@@ -248,6 +248,7 @@ static inline void store_find_owners(StatePlan *s) {
     placement_find_rank(p, s->ranks->me, &place);
     bool *uses = placement_uses(m, p);
     int *ranks = new_array(int, s->ranks->n, "owners");
+    ProcessGroup *owners = NULL; // of the storage before, until others are found
     s->groups = new_array(ProcessGroup, m->storages, "owners");
     for (int i = 0; i < m->storages; i++) {
         StorageRow *row = &s->rows[i];
@@ -258,10 +259,14 @@ static inline void store_find_owners(StatePlan *s) {
         row->turns = block && !row->tied;
         ranks[0] = row->p2p.owner;
         row->experts = gpt_storage_class(m, i) == STORAGE_EXPERTS;
-        const int step = row->experts ? divided : 1,
-                  n = s->steps_overlap ? 1
-                                       : placement_list_ranks(p, used, place % step, step, ranks);
-        ProcessGroup *owners = store_group_of(s, ranks, n);
+        const int step = row->experts ? divided : 1;
+        const bool same = i && !s->steps_overlap && row->experts == row[-1].experts &&
+                          !memcmp(used, used - p->stages, p->stages * sizeof *used);
+        if (!same) {
+            const int n =
+                s->steps_overlap ? 1 : placement_list_ranks(p, used, place % step, step, ranks);
+            owners = store_group_of(s, ranks, n);
+        }
         owners->blocks[row->experts] += row->turns;
         row->owners = owners;
         for (int k = 0; k < SLICE_KINDS; k++) {

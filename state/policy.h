@@ -79,14 +79,30 @@ enum { // bits of kinds: states of the optimizer; all states that may be on the 
 static inline bool optimizer_keeps(const Optimizer *o, StateKind kind) {
     return kind >= STATE_MOMENT && kind < STATE_MOMENT + o->moments;
 }
-// Returns the bytes of the optimizer's states of one parameter, on average over a chunk: the
-// moments, and in bf16 the fp32 master.
-static inline double optimizer_state_bytes(const Optimizer *o, DType dtype) {
-    int64_t bytes = dtype == DTYPE_FP32 ? 0 : state_bytes(STATE_MASTER, dtype, NORM_CHUNK);
-    for (int k = 0; k < o->moments; k++) {
-        bytes += state_bytes(STATE_MOMENT + k, dtype, NORM_CHUNK);
+// Returns the ZeRO stage from which on ranks divide a kind of state.
+static inline int state_divided_from(StateKind kind) {
+    return kind == STATE_PARAMETERS ? 3 : kind == STATE_GRADIENT ? 2 : 1;
+}
+// Returns the bytes of one parameter's states up to the kind `last`, on each of n ranks at a ZeRO
+// stage, on average over a chunk: the moments, in bf16 the fp32 master, the gradient, the
+// parameter. The rows of storages (table.h) have them to the byte.
+static inline double parameter_bytes_up_to(StateKind last, const Optimizer *o, DType dtype,
+                                           int stage, double n) {
+    double bytes = 0;
+    for (StateKind kind = STATE_MASTER; kind <= last; kind++) {
+        const bool kept = kind == STATE_MASTER ? dtype != DTYPE_FP32
+                                               : optimizer_keeps(o, kind) || kind >= STATE_GRADIENT;
+        const double whole = (double)state_bytes(kind, dtype, NORM_CHUNK) / NORM_CHUNK;
+        bytes += !kept ? 0 : stage >= state_divided_from(kind) ? whole / n : whole;
     }
-    return (double)bytes / NORM_CHUNK;
+    return bytes;
+}
+static inline double parameter_bytes(const Optimizer *o, DType dtype, int stage, double n) {
+    return parameter_bytes_up_to(STATE_PARAMETERS, o, dtype, stage, n);
+}
+// Returns those of the optimizer, which are not divided.
+static inline double optimizer_state_bytes(const Optimizer *o, DType dtype) {
+    return parameter_bytes_up_to(OPTIMIZER_KINDS - 1, o, dtype, 0, 1);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -32,10 +32,10 @@ QWZ, HPZ, QGZ = (
 )
 
 
-def run(*words, ranks=1):
+def run(*words, ranks=1, address_space=1 << 36):
     words = [harness.BINARY, "--dry-run", "--json", *words]
     limit = lambda: resource.setrlimit(
-        resource.RLIMIT_AS, (1 << 36, 1 << 36)
+        resource.RLIMIT_AS, (address_space, address_space)
     )  # nothing of the model is allocated
     if ranks > 1:
         words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks, *words]
@@ -311,6 +311,41 @@ class Time(unittest.TestCase):
         for overlap, expected in ((1, 200), (0.5, 250), (0, 300)):
             found = predict(*words, "--dtype", "fp32", cluster=f"{free},overlap={overlap}")
             self.assertAlmostEqual(found["predicted"]["step_ms"], expected, delta=0.1)
+
+
+class Parts(unittest.TestCase):
+    """Replicas of a pipeline that do the same beside each other: one of them is planned."""
+
+    MODEL = ["--model", "layers=6,heads=4,channels=256,vocab=512", "--seq-len", 64]
+
+    def test_as_if_each_were_planned(self):
+        """Each is, where nodes have different numbers of ranks. Here their links are as fast."""
+        one, each = "1x8,intra=5", "1x3+1x5,intra=5,inter=25"
+        for words in (
+            ["--pipeline", 2],
+            ["--pipeline", 4, "--zero", 1, "--pipeline-schedule", "gpipe"],
+            ["--pipeline", "3:4,3:2,2:2", "--zero", 2, "--recompute", "block"],
+            ["--pipeline", "4:2,4:6", "--zero", 3, "--micro-batch", 12],
+            ["--pipeline", 2, "--pipeline-schedule", "zero-bubble", "--batch-tokens", 40 * 64],
+        ):
+            words = [*self.MODEL, "--micro-batch", 8, "--batch-tokens", 96 * 64, *words]
+            rates = ",tflops=1,memory=100"
+            found = [predict(*words, cluster=text + rates)["predicted"] for text in (one, each)]
+            for name in ("device", "activations", "buffers"):
+                self.assertEqual(*(p["memory"][name] for p in found), (words, name))
+            for name in ("step_ms", "idle"):
+                ratio = found[0][name] / found[1][name]
+                self.assertAlmostEqual(ratio, 1, delta=1e-9, msg=(words, name))
+            sent = [sum(p["traffic"]["total"].values()) for p in found]
+            self.assertEqual(*sent, words)
+
+    def test_many(self):
+        """All of them would take more memory than this."""
+        words = [*self.MODEL, "--pipeline", 4, "--micro-batch", 4096, "--batch-tokens", 1 << 25]
+        cluster = ["--cluster", "2048x8,gpu=h100", "--dtype", "bf16"]
+        done = run(*words, *cluster, address_space=1 << 33)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["ranks"], 1 << 14)
 
 
 class Here(unittest.TestCase):

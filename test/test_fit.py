@@ -286,6 +286,14 @@ class Fit(harness.TestCase):
             found = [int(re.search(r"--micro-batch (\d+)", way["flags"])[1]) for way in ways]
             self.assertEqual(found, [min(size, 6)])
 
+    @unittest.skipUnless(ALL, "TEST_ALL=1: some seconds")
+    def test_many_ranks(self):
+        """Of ranks that do the same one is planned, and what cannot fit is not."""
+        words = ["--fit", "--dry-run", "--model", "gpt3:175B", "--cluster", "2048x8,gpu=h100"]
+        best = ask(*words)["best"]
+        self.assertEqual(len(best), 10)
+        self.assertTrue(all(way["fits"] for way in best))
+
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
         done = run("--fit", "--model", "gpt3:13B", *cluster)

@@ -28,11 +28,6 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     StatePlan without = plan_with(f->store, NULL), with = plan_with(f->store, o);
     const GptModel *m = with.model;
     int64_t bytes = o->cpu_update ? 0 : -(int64_t)with.offload_buffers.slot_bytes, stashed = 0;
-    for (int i = 0; i < m->storages; i++) {
-        for (int kind = STATE_MASTER; kind < OPTIMIZER_KINDS; kind++) {
-            bytes += o->host[i] >> kind & 1 ? offload_bytes(f->store, i, (StateKind)kind) : 0;
-        }
-    }
     // with recomputation the first block of a stage has received its input
     const int first = f->units.stage[0].first + f->inputs;
     for (int u = (int)max_i64(first, 1); u < min_i64(f->units.stage[0].end, m->units - 1); u++) {
@@ -40,7 +35,7 @@ static int64_t device_frees(const OffloadScope *f, const Offload *o) {
         gpt_unit_storages(m, u, used);
         stashed += f->in_flight * (o->host[used[0]] >> STATE_ACTIVATIONS & 1);
     }
-    for (StateKind kind = STATE_GRADIENT; kind <= STATE_PARAMETERS; kind++) {
+    for (StateKind kind = STATE_MASTER; kind <= STATE_PARAMETERS; kind++) {
         bytes += buffer_bytes(&without, kind) - buffer_bytes(&with, kind);
     }
     store_plan_free(&without);

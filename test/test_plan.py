@@ -118,6 +118,31 @@ class Plan(unittest.TestCase):
         self.assertNotIn("data parallel", [other["name"] for other in answer["alternatives"]])
         self.assertEqual(plan("--device-memory", "1M").returncode, 3)
 
+    def test_memory_of_a_model(self):
+        """The search's memory is about what a plan of the same flags takes, of the first stage:
+        with recomputation, ZeRO, and states that stages share or not."""
+        words = [BINARY, "--json", "--cluster", "2x4,intra=10,inter=0.5,tflops=10,memory=200"]
+        words += ["--seq-len", "1024", "--batch-tokens", "131072", "--dtype", "fp32", "--zero", "1"]
+        ask = lambda *more: json.loads(
+            subprocess.check_output([*words, *more], env=environment(), text=True, timeout=120)
+        )
+        recomputed = set()
+        for model, limit in (
+            ("layers=12,heads=12,channels=768,vocab=50257", "2G"),
+            ("layers=48,heads=8,channels=1024,vocab=1000", "3G"),
+        ):
+            answer = ask("--plan", "--model", model, "--device-memory", limit)
+            for one in (answer, *answer["alternatives"][:3]):
+                flags = shlex.split(one["flags"])
+                self.assertIn("--zero", flags)
+                if "auto" in flags:
+                    continue
+                exact = ask("--dry-run", "--model", model, *flags)["predicted"]["memory"]["device"]
+                ratio = one["predicted"]["memory"][0] / exact
+                self.assertTrue(0.8 < ratio < 1.15, (ratio, one))
+                recomputed.add(one["recompute"])
+        self.assertEqual(recomputed, {False, True})
+
     def test_given(self):
         free, given = json.loads(plan("--json").stdout), json.loads(
             plan("--json", "--pipeline", "28:8,25:8", "--pipeline-warmup", "b").stdout

@@ -1,6 +1,7 @@
 // test_planner.c: models of links and stages against numbers worked out by hand; profiles of any
 // form, good and bad; plans against the paper's and against brute force; times of planning.
 #include "ops/cpu/ops_cpu.h"
+#include "plan/rates.h"
 #include "planner/plan_answer.h"
 
 #include "harness.h"
@@ -12,7 +13,9 @@ static const char *const config_a = "2x8,intra=25,inter=3,gather=1",
 
 static bool close_to(double x, double y) { return fabs(x - y) <= 1e-9 * fmax(fabs(x), fabs(y)); }
 static PlanTask task_of(const PlanModel *m, const char *cluster, int64_t samples) {
-    PlanTask t = {m, cluster_parse(cluster), samples, INFINITY, 0};
+    PlanTask t = {
+        .model = m, .cluster = cluster_parse(cluster), .samples = samples, .memory = INFINITY};
+    task_set_states(&t, &optimizers[0], DTYPE_FP32, 0); // 16 bytes a parameter
     return t;
 }
 // "units:replicas ..." with a policy's letter (append, fresh, scatter) or none.
@@ -57,7 +60,6 @@ static PlanModel random_model(int units) {
                          activations * between(0.1, 2));
         m.cut[u] = u ? activations * between(0.1, 3) : 0;
     }
-    m.batch = 1 + below(4);
     return m;
 }
 
@@ -101,6 +103,49 @@ static void test_links(void **state) {
     c = cluster_parse("1x4,intra=10");
     node0 = plan_ranks(&c, ranks, 4);
     assert_true(plan_all_reduce_s(&c, &node0, false, GB) > 0);
+}
+
+// The bytes of this program's sums are those that its collectives count (comm_bytes_sent): what a
+// rank sends inside its node where all nodes have equally many ranks, and what leaves a node.
+static void test_sums_as_counted(void **state) {
+    (void)state;
+    static const struct {
+        const char *cluster;
+        int first, n;
+    } rows[] = {{"2x4", 0, 8}, {"4x2", 0, 8},     {"3x3", 3, 6},     {"1x5", 0, 5},
+                {"8x1", 2, 3}, {"1x3+1x5", 0, 8}, {"1x3+1x5", 2, 3}, {"2x4", 3, 5}};
+    for (size_t i = 0; i < LENGTH_OF(rows); i++) {
+        enum { SLICE = 64 };
+        char text[100];
+        snprintf(text, sizeof text, "%s,intra=1,inter=1", rows[i].cluster);
+        const Cluster c = cluster_parse(text);
+        const int n = rows[i].n;
+        int members[16];
+        int64_t bounds[17] = {0}, leaves[16] = {0}, inside = 0, most = 0;
+        for (int k = 0; k < n; k++) {
+            members[k] = rows[i].first + k;
+            bounds[k + 1] = bounds[k] + SLICE;
+        }
+        Group all = cluster_group(&c);
+        all.me = rows[i].first;
+        Group g = group_part(&all, members, n);
+        for (int k = 0; k < n; k++) {
+            int64_t sent[LINK_KINDS] = {0};
+            comm_bytes_sent(COMM_ALL_REDUCE, &g, k, bounds, 1, sent);
+            inside = max_i64(inside, sent[LINK_INTRA]);
+            int64_t *node = &leaves[cluster_node_of(&c, members[k])];
+            *node += sent[LINK_INTER];
+            most = max_i64(most, *node);
+        }
+        const PlanRanks ranks = plan_ranks(&c, members, n);
+        const double bytes = (double)(n * SLICE);
+        assert_true(close_to(ranks.node_share * bytes, (double)most) || !most);
+        if (g.nodes > 1 || !most) {
+            assert_true(close_to(2 * (ranks.most - 1.0) / ranks.most * bytes, (double)inside));
+        }
+        group_free(&g);
+        group_free(&all);
+    }
 }
 
 static void expect_ranks(const char *cluster, const char *stages, const char *wanted) {
@@ -173,6 +218,42 @@ static void test_costs(void **state) {
     t.memory = 160e6; // states 120 MB, each in flight 30
     assert_true(look_at(&t, &p, &c, ranks));
     assert_int_equal(c.depth, 1);
+    plan_model_free(&m);
+}
+// States by ZeRO stage: of 5e7 bytes of gradients on three ranks, where all of them take four times
+// as much; bf16 has masters. What the first and the last unit share is held once. In a model of a
+// run each unit keeps its input, and recomputation makes one block's activations at a time.
+static void test_memory(void **state) {
+    (void)state;
+    PlanModel m = small_model();
+    PlanTask t = task_of(&m, "2x2,intra=10,inter=1", 12);
+    StagePlan p = plan_of("1:1 2:3", 4);
+    PlanCosts c;
+    int ranks[4];
+    const double elements = 5e7 / 4, live = 2 * (4e6 + 5e7);
+    const double fp32[4] = {16, 4 + 4 + 8.0 / 3, 4 + 12.0 / 3, 16.0 / 3},
+                 bf16[4] = {18, 2 + 4 + 12.0 / 3, 2 + 16.0 / 3, 18.0 / 3};
+    for (int zero = 0; zero < 4; zero++) {
+        task_set_states(&t, &optimizers[0], DTYPE_FP32, zero);
+        assert_true(look_at(&t, &p, &c, ranks));
+        assert_true(close_to(c.memory[1], elements * fp32[zero] + live));
+        task_set_states(&t, &optimizers[0], DTYPE_BF16, zero);
+        assert_true(look_at(&t, &p, &c, ranks));
+        assert_true(close_to(c.memory[1], elements * bf16[zero] + live));
+    }
+    task_set_states(&t, &optimizers[optimizer_named("sgd")], DTYPE_FP32, 0);
+    assert_true(look_at(&t, &p, &c, ranks) && close_to(c.memory[1], elements * 12 + live));
+    StagePlan one = plan_of("3:4", 4);
+    m.tied = 1e6;
+    assert_true(look_at(&t, &one, &c, ranks));
+    assert_true(close_to(c.memory[0], (6e7 / 4 - 1e6) * 12 + 6e7));
+    for (int u = 1; u < 3; u++) { m.inputs[u + 1] = 1e6 * u; }
+    m.kept[3] = 3e7; // of the last unit all is kept
+    m.again = 2e7;
+    assert_true(look_at(&t, &p, &c, ranks) && close_to(c.memory[1], elements * 12 + live + 2e6));
+    p.recompute = true;
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.memory[1], elements * 12 + 2 * 2e7 + 2 * (4e6 + 1e6 + 3e7)));
     plan_model_free(&m);
 }
 // What a step of this program has besides: computing is disturbed by half of a message's time at
@@ -512,9 +593,8 @@ static void test_brute_force(void **state) {
                  below(2) ? between(1, 1e3) : 0);
         PlanTask t = task_of(&m, cluster, samples[below(5)]);
         if (below(2)) {
-            t.memory =
-                (m.states * m.parameters[m.units] + (double)t.samples * m.activations[m.units]) /
-                between(1, 8);
+            t.memory = (4 * m.parameters[m.units] + (double)t.samples * m.activations[m.units]) /
+                       between(1, 8);
         }
         Brute b;
         memset(&b, 0, sizeof b);
@@ -767,8 +847,10 @@ static void test_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_links),
+        cmocka_unit_test(test_sums_as_counted),
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_own_costs),
         cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
