@@ -481,7 +481,7 @@ LAYOUTS = [
      "{false ==> s->flight.progress[storage].secondary_valid};"),
     (dict(zero_quantized_gradients=1, ranks_per_node=2, ranks=4), SUMS, "p->sent[1] + "
      "b->hop[1].to[n] + {before ==> 0}, in,"),
-    (dict(zero_quantized_gradients=1), SUMS,
+    (dict(zero=2, zero_quantized_gradients=1, micro_batch=1), SUMS,
      "ops_dequantize_sum(s->memory.stream, slice, {p->add ==> false}, in"),
     (dict(zero_quantized_weights=1), GATHER, "secondary_valid = false; if "
      "({s->plan.policy.quantized_weights ==> false}) { ops_quantize("),
@@ -504,9 +504,6 @@ LAYOUTS = [
     (dict(cyclic="v2", cyclic_mode="data"), "schedule/cyclic_windows.h",
      "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
-    # experts
-    (dict(expert_parallel=2, moe_balance="aux"), "ops/cpu/experts_cpu.h",
-     "real_at_const(weight, {i % rows.experts ==> (i + 1) % rows.experts} * OC * C), pre_gelu"),
 ]
 
 GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS
