@@ -102,7 +102,7 @@ UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
 # Longest to compile first, so that none is left alone at the end.
 TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
     build/train_gpt_faulty build/train_gpt_touches build/train_gpt_alone build/train_gpt_sanitized \
-    build/train_gpt_cpp \
+    build/train_gpt_planted \
     build/test_ops_checked build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic \
     build/bench_kernels_emu build/bench_attention_emu build/test_comm_nccl build/test_emu \
     build/test_emu_checks build/jumping_clock.so build/encode_text build/test_mpi_alone \
@@ -123,12 +123,12 @@ DEPENDS   = -MMD -MP -MF build/$(@F).d -MT $@
 c         = $(CC) $(CFLAGS) $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(LIBS)
 # without what a program need not have
 alone     = cc $(CFLAGS) -DWITHOUT_MPI $(DEPENDS) $< -o $@ $(filter-out $(TEXT),$(LIBS))
-cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O0 -march=native -fopenmp $(WARN) -I. \
-            $(DEPENDS) $< -o $@ $(LIBS)
 # with the other library, so that both are tested
 sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined \
             -fno-sanitize-recover=all -I. $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(MATMUL_cblas) \
             $(TEXT) -lm
+planted   = $(CC) -std=gnu11 -O0 -march=native -fopenmp -w -D_GNU_SOURCE -Ibuild/planted \
+            build/planted/train_gpt.c -o $@ $(LIBS)
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@ $(TEXT)
 checked   = $(emu_object) && \
@@ -139,7 +139,7 @@ cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_MPI) $(CUDNN) $(CUBLASLT) $(NCC
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cudnn     = $(NVCC) $(NVCCFLAGS) -DWITHOUT_MPI $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-KINDS = alone arm64 c cpp sanitized shared emu checked cuda gpu gpu_production cudnn
+KINDS = alone arm64 c planted sanitized shared emu checked cuda gpu gpu_production cudnn
 # What a kind that calls MPI's compiler says where there is none; the same of another compiler, and
 # of the header of what multiplies matrices.
 no_mpi = $(if $(shell command -v mpicc),,echo "mpicc is missing: scripts/setup.sh build installs" \
@@ -315,10 +315,8 @@ build/bench_%: test/bench_%.c build/flags-c
 # The program without MPI, for test_alone.py.
 build/train_gpt_alone: train_gpt.c build/flags-alone
 	$(alone)
-# The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of
-# bad input: they compute little, and -O1 takes four times as long to compile.
-build/train_gpt_cpp: train_gpt.c build/flags-cpp
-	$(cpp)
+# The same with the sanitizers, for the tests of bad input: they compute little, and -O1 takes four
+# times as long to compile.
 build/train_gpt_sanitized: train_gpt.c build/flags-sanitized
 	$(sanitized)
 sanitize: build/train_gpt_sanitized
@@ -328,6 +326,11 @@ build/encode_text: test/encode_text.c build/flags-sanitized
 # With faults in it, and with clocks that jump, for test_faults.py.
 build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 	$(c)
+# With the faults that tests must see, each switched on by the environment.
+build/train_gpt_planted: train_gpt.c $(HEADERS) test/planted_faults.py build/flags-planted
+	rm -rf build/planted
+	python3 test/planted_faults.py build/planted
+	$(planted)
 # With memory that an action does not touch made NaN, for test_layouts.py.
 build/train_gpt_touches: test/train_gpt_touches.c build/flags-c
 	$(c)

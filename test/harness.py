@@ -12,6 +12,8 @@ folders of scratch(). A loop over many cases takes sample(cases, how_many): all 
 TEST_ALL=1 (of very many those that combine any three values), otherwise some, drawn by TEST_SEED,
 which every module prints. Choose the smallest model
 and the fewest steps that show the property; do not measure time, and wait for events, not seconds.
+At the end a module says which of its tests cost most: a run costs a fifth of a second of a core for
+each rank, so what is to be saved is runs.
 
 TRAIN_GPT=FILE tests another binary than ./train_gpt. Standard library only.
 """
@@ -28,7 +30,7 @@ import json
 import os
 import pty
 import random
-import re
+import resource
 import shutil
 import signal
 import struct
@@ -141,26 +143,16 @@ def make_temporary():
 TEMPORARY = make_temporary()
 
 
-def program_sources():
-    """What `make train_gpt` reads: paths from the project's folder on."""
-    found = [
-        os.path.relpath(path, ROOT)
-        for pattern in ("Makefile", "*.[ch]", "*/*.h", "*/*/*.h")
-        for path in glob.glob(os.path.join(ROOT, pattern))
-    ]
-    return [path for path in found if not path.startswith(("test/", "build/"))]
-
-
 def scratch():
     """A new, empty folder."""
     return tempfile.mkdtemp(dir=TEMPORARY)
 
 
 BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
-BINARY_CPP = os.path.join(ROOT, "build/train_gpt_cpp")
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
 FAULTY = os.path.join(ROOT, "build/train_gpt_faulty")
 TOUCHES = os.path.join(ROOT, "build/train_gpt_touches")
+PLANTED = os.path.join(ROOT, "build/train_gpt_planted")
 MODEL, TOKENS, GOLDEN = (
     os.path.join(ROOT, "test/golden/gpt_tiny" + end)
     for end in ("_model.bin", "_tokens.bin", ".bin")
@@ -170,7 +162,8 @@ EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
 EXIT_PEER = 4
 # Threads that wait for each other sleep: there are more of them than cores, and on a busy machine
 # each would wait in vain for its turn. MPI does not look for devices that it will not use, which
-# takes half of the time of its start.
+# takes half of the time of its start; does not start on the same core for every run; and starts no
+# daemon for a program without mpirun.
 ENVIRONMENT = dict(
     os.environ,
     OMPI_ALLOW_RUN_AS_ROOT="1",
@@ -179,6 +172,8 @@ ENVIRONMENT = dict(
     OMPI_MCA_pml="ob1",
     PMIX_MCA_gds="hash",
     HWLOC_COMPONENTS="-pci,-linuxio",
+    OMPI_MCA_hwloc_base_binding_policy="none",
+    OMPI_MCA_ess_singleton_isolated="1",
     OMP_WAIT_POLICY="passive",
 )
 AT_ONCE = 2 * (os.cpu_count() or 1)  # runs: a start mostly waits
@@ -653,61 +648,6 @@ class Faulty:
 # Cases
 
 
-def quotation(before, right, after, text):
-    """(begin, end) of `right` at each place of a source that reads before + right + after, however
-    its lines are broken."""
-    spaced = [
-        r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", part)))
-        for part in (before, right, after)
-    ]
-    pattern = r"%s\s*(%s)\s*%s" % tuple(spaced)
-    return [found.span(1) for found in re.finditer(pattern, text)]
-
-
-# A program with several faults; FAULT=n in its environment switches the n-th on.
-SWITCH = """#include <stdlib.h>
-static inline int fault(int n) {
-    const char *on = getenv("FAULT");
-    return on && atoi(on) == n;
-}
-"""
-
-
-def planted(file, faults):
-    """The text of a source with these (number, pattern) in it. A pattern quotes a line of code, and
-    has {RIGHT ==> WRONG} where an expression is to be another one."""
-    text, places = get(os.path.join(ROOT, file)).decode(), {}
-    for number, pattern in faults:
-        parts = re.fullmatch(r"(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
-        before, right, wrong, after = parts
-        found = quotation(before, right, after, text)
-        if len(found) != 1:
-            raise AssertionError(f"{file} has no longer one {before + right + after!r}")
-        places.setdefault(found[0], []).append((number, wrong))
-    for begin, end in sorted(places, reverse=True):  # no two of them overlap
-        expression = text[begin:end]
-        for number, wrong in places[begin, end]:
-            expression = f"(fault({number}) ? ({wrong}) : {expression})"
-        text = text[:begin] + expression + text[end:]
-    return text
-
-
-def faulty_program(faults):
-    """Compiles the program with these faults, (file, pattern) of numbers from 1 on; its path."""
-    folder = os.path.join(scratch(), "faulty")
-    for file in program_sources():
-        text = planted(file, [(n, p) for n, (where, p) in enumerate(faults, 1) if where == file])
-        if file == "base/base.h":
-            text = text.replace("#define BASE_H\n", "#define BASE_H\n" + SWITCH, 1)
-        os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
-        with open(os.path.join(folder, file), "w") as out:
-            out.write(text)
-    made = output_of("make", "-C", folder, "train_gpt", "FAST=-O0 -march=native", timeout=600)
-    if made.returncode:
-        raise AssertionError(made.stderr.decode()[-3000:])
-    return os.path.join(folder, "train_gpt")
-
-
 def small_disk(test, kib):
     """A folder on a disk of its own, or the test is skipped."""
     folder = scratch()
@@ -750,7 +690,37 @@ class InFolder(TestCase):
         return path
 
 
+class Costs(unittest.TextTestResult):
+    """Says at the end which tests took most of the cores' time, with all that they started:
+    TEST_COSTS of them."""
+
+    SHOWN = int(os.environ.get("TEST_COSTS", 3))
+    found = []
+
+    @staticmethod
+    def seconds():
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.begun = self.seconds()
+
+    def stopTest(self, test):
+        self.found.append((self.seconds() - self.begun, ".".join(test.id().split(".")[1:])))
+        super().stopTest(test)
+
+    def printErrors(self):
+        super().printErrors()
+        for seconds, name in sorted(self.found, reverse=True)[: self.SHOWN]:
+            print(f"{seconds:7.1f} s of cores: {name}", flush=True)
+
+
+class Runner(unittest.TextTestRunner):
+    resultclass = Costs
+
+
 def main():
     """The end of every test module."""
     print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
-    unittest.main()
+    unittest.main(testRunner=Runner)

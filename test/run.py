@@ -66,6 +66,8 @@ def environment(everything):
         OMPI_MCA_pml="ob1",
         PMIX_MCA_gds="hash",
         HWLOC_COMPONENTS="-pci,-linuxio",
+        OMPI_MCA_hwloc_base_binding_policy="none",
+        OMPI_MCA_ess_singleton_isolated="1",
         OMP_WAIT_POLICY="passive",
     )  # as harness.ENVIRONMENT
     if everything:
@@ -83,7 +85,7 @@ def commands(env):
             continue  # what the compiler wrote beside it
         name = os.path.basename(program)
         if name.startswith("test_comm"):
-            launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
+            launch = ["mpirun", "--oversubscribe", "-np"]
             left_out = 0
             if name == "test_comm_nccl" and "TEST_ALL" not in env:
                 left_out = 3 + int(env["TEST_SEED"]) % 2
@@ -122,7 +124,7 @@ def counts(output, status):
 
 def run(name, command, env):
     """Runs a program to its end, and prints how it ended. Returns (name, passed, failed, seconds,
-    seconds of cores)."""
+    seconds of cores, [(seconds of cores, name of a test)])."""
     start = time.time()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -140,7 +142,8 @@ def run(name, command, env):
         f" {skipped} skipped" if skipped else ""
     )
     print(line + ("\n" + output[-6000:] if failed else ""), flush=True)
-    return name, passed, failed, seconds, cores
+    tests = re.findall(r"(?m)^ +([\d.]+) s of cores: (\S+)$", output)
+    return name, passed, failed, seconds, cores, [(float(s), f"{name} {t}") for s, t in tests]
 
 
 def main():
@@ -163,8 +166,11 @@ def main():
         results = [job.result() for job in jobs]
     results += [run(name, command, env) for name, command in todo if name in ALONE]
     print(f"\nthe slowest of {len(results)}:")
-    for name, _, _, seconds, cores in sorted(results, key=lambda one: -one[4])[:SLOWEST]:
+    for name, _, _, seconds, cores, _ in sorted(results, key=lambda one: -one[4])[:SLOWEST]:
         print(f"  {name:28} {seconds:7.1f} s {cores:7.1f} s of cores")
+    print("\nthe slowest tests of modules:")
+    for cores, name in sorted((test for one in results for test in one[5]), reverse=True)[:SLOWEST]:
+        print(f"  {cores:7.1f} s of cores  {name}")
     total = sum(one[4] for one in results)
     print(f"in all {time.time() - start:.1f} s, {total:.1f} s of cores")
     passed, failed = (sum(one[kind] for one in results) for kind in (1, 2))

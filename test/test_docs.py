@@ -37,7 +37,7 @@ import harness
 from harness import BINARY, EXIT_RESOURCES, PYTHON, TIMEOUT, at_once, sample
 
 ROOT = Path(harness.ROOT)
-ENVIRONMENT = dict(harness.ENVIRONMENT, OMPI_MCA_hwloc_base_binding_policy="none")
+ENVIRONMENT = harness.ENVIRONMENT
 DOCUMENTS = [
     "README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),

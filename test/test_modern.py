@@ -2,8 +2,8 @@
 """test_modern.py: Llama, Qwen2, Qwen3, Mixtral, Qwen3-MoE and nanochat's block against
 huggingface/transformers and against reference_modern.py, the same mathematics a second time.
 
-    python3 test/test_modern.py         TEST_ALL=1: more random runs, and the programs with
-                                        faults; TEST_SEED=N: the random choices, printed
+    python3 test/test_modern.py         TEST_ALL=1: more random runs, and all planted faults;
+                                        TEST_SEED=N: the random choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
     TheReference  agrees with the numbers of transformers (test/golden/modern_*.json); its gradient
@@ -13,11 +13,10 @@ huggingface/transformers and against reference_modern.py, the same mathematics a
     Random        random models, rules and layouts against the reference: plain, cyclic, shared
     Delink        blocks that share, then do not: within a run, between runs, and beside copies made
                   in Python
-    Systems       ZeRO++ and offload
     Private       clipped gradients of single samples
     InitialValues of each tensor: its deviation and distribution
     Presets       parameters of the models that --model knows by name
-    Faults        programs with a fault in a rule: PROGRAM_FAULTS lists them, and who must see each
+    Faults        a program with a fault in a rule (planted_faults.py), which its model must see
 
 Standard library and numpy; the tests run themselves in .venv's Python where this one has none.
 """
@@ -38,6 +37,7 @@ import harness
 harness.need_numpy()
 import numpy as np  # noqa: E402
 from harness import ALL, SEED, at_once, scratch, shard
+from planted_faults import MODERN, numbered
 
 import reference_modern as modern
 import test_reference
@@ -156,7 +156,7 @@ def of(*architectures):
 
 ROTATE, ATTENTION, ATTENTION_BACKWARD = modern.rotate, modern.attention, modern.attention_backward
 RMSNORM, FREQUENCIES = modern.rmsnorm, modern.frequencies
-CHOOSE, WEIGHTS, BACK = modern.choose, modern.weights_of, modern.weights_backward
+CHOOSE, WEIGHTS = modern.choose, modern.weights_of
 every, gated = of(*ARCHITECTURES), of("llama", "qwen2", "qwen3")
 dense = lambda c: gated(c) and not c.experts
 mixed, several = lambda c: c.experts, lambda c: c.top_k > 1
@@ -499,7 +499,7 @@ class GoldenRuns(Check):
             with self.subTest(golden.name, **where):
                 self.check(golden, **where)
 
-        at_once(check, [(golden, n) for golden in GOLDENS for n in range(12 if ALL else 4)])
+        at_once(check, [(golden, n) for golden in GOLDENS for n in range(12 if ALL else 2)])
 
     def test_muon(self):
         """Those of torch.optim.Muon (make_muon_golden.py), on any layout."""
@@ -512,7 +512,7 @@ class GoldenRuns(Check):
                 self.check(golden, golden.muon, **where)
 
         cases = [golden for golden in GOLDENS if golden.muon]
-        at_once(check, [(golden, n) for golden in cases for n in range(12 if ALL else 4)])
+        at_once(check, [(golden, n) for golden in cases for n in range(12 if ALL else 2)])
 
     def check(self, golden, muon=None, **where):
         """muon: the numbers of the same model with this optimizer."""
@@ -791,64 +791,6 @@ class Delink(Check):
         self.each(check)
 
 
-class Systems(Check):
-    """What test_reference.py's layouts leave out: ZeRO++ and offload, in models of any shape. Every
-    run also compares its memory and its messages with the forecast."""
-
-    SAME = (
-        dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
-        dict(ranks=2, zero=2, offload="optimizer"),
-        dict(ranks=2, zero=3, offload="all", micro_batch=1),
-        dict(offload="params", micro_batch=2),
-        dict(ranks=2, pipeline="3:1,3:1", zero=1, offload="all", micro_batch=3),
-    )
-    ROUNDED = (
-        dict(ranks=2, zero=3, zero_quantized_weights=1),
-        dict(ranks=4, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1),
-        dict(ranks=4, zero=2, zero_quantized_gradients=1, ranks_per_node=2),
-        dict(ranks=2, zero=3, zero_quantized_gradients=1, zero_gradient_bits=8),
-    )
-    ROUNDING = 0.05  # of a loss
-
-    def run_of(self, number, where):
-        """The program's run, its first weights, and what the reference finds from weights."""
-        config = random_config(random.Random(f"{SEED} systems {number}"), kind(number))
-        flags = {**test_reference.BASE, **test_reference.SGD, "steps": 4}
-        start, tokens = random_weights(config, f"{SEED} {number}"), tokens_for(config)
-        job = trained(config, start, tokens, **{**flags, **where})
-
-        def follow(weights):
-            ours = Run(config, weights, Samples(tokens, test_reference.T), dashed(flags))
-            return [ours.step() for _ in range(flags["steps"])], ours.file()
-
-        return job, start, follow
-
-    def test_same_numbers(self):
-        def check(number):
-            mixed = kind(number) in WITH_EXPERTS
-            same = [w for w in self.SAME if not mixed or "zero_hpz_partition_size" not in w]
-            where = same[number % len(same)]
-            with self.clear(number, **where):
-                job, start, follow = self.run_of(number, where)
-                self.assert_same(
-                    self.found(job), follow(start), start, "sgd", (number, where), follow
-                )
-
-        at_once(check, range(20 if ALL else 5))
-
-    def test_rounded_messages(self):
-        def check(number):
-            where = self.ROUNDED[number // KINDS % len(self.ROUNDED)]
-            with self.subTest(number, **where):
-                job, start, follow = self.run_of(number, where)
-                error = relative(job.losses(), [step[0] for step in follow(start)[0]])
-                self.assertLess(error, self.ROUNDING)
-                self.assertGreater(error, 1e-6, "nothing was rounded")
-
-        every = [n for n in range(KINDS * len(self.ROUNDED)) if kind(n) not in WITH_EXPERTS]
-        at_once(check, every if ALL else harness.sample(every, 4))
-
-
 class Private(Check):
     """Noise 0: what is clipped, and how it is added up. The log tells the windows of each step."""
 
@@ -1000,108 +942,10 @@ class Presets(harness.TestCase):
 
 
 # ------------------------------------------------------------------------------------------------
-HEADS, NORMS, ATTENTION_CPU, CLASSIFIER, ACTIVATION = (
-    f"ops/cpu/{name}_cpu.h" for name in "heads rmsnorm attention classifier activation".split()
-)
-EXPERTS = "ops/cpu/experts_cpu.h"
-MODEL = "model/gpt.h"
-# As test_reference.FAULTS: (golden model that must see it, or "private: " and an architecture,
-# file, "text {right ==> wrong} text")
-PROGRAM_FAULTS = [
-    # rotary positions
-    (
-        "llama",
-        HEADS,
-        "low = load_real(type, x, i), high = load_real(type, x, "
-        "{pairs + i ==> (i + 1) % (2 * pairs)});",
-    ),
-    ("qwen2", HEADS, "rotary_fill(table, a, r, {back ? -1.0f : 1.0f ==> 1.0f});"),
-    ("qwen2", HEADS, "rotary_fill(table, a, r, {back ? -1.0f : 1.0f ==> back ? 1.0f : -1.0f});"),
-    (
-        "qwen3",
-        HEADS,
-        "store_real(type, out, i, {low * cosines[i] - high * sines[i] "
-        "==> low * cosines[i] + high * sines[i]});",
-    ),
-    ("llama", MODEL, "if ({s->factor == 0 ==> true} || wavelength"),
-    ("llama", MODEL, "return {(1 - part) * f / s->factor + part * f ==> f};"),
-    ("llama", MODEL, "{original / wavelength - s->low ==> original / wavelength} )"),
-    # grouped keys and values
-    (
-        "llama",
-        ATTENTION_CPU,
-        "keys_at(a, row, {mine * a.kv_heads / a.heads ==> mine % a.kv_heads})",
-    ),
-    ("llama_tied", ATTENTION_CPU, "keys_at(a, row, {mine * a.kv_heads / a.heads ==> 0})"),
-    ("qwen3", ATTENTION_CPU, ".first = {head == begin ==> true},"),
-    ("llama", ATTENTION_CPU, "h.scale = {1.0f / sqrtf((float)D) ==> 1.0f / sqrtf(12.0f)};"),
-    # norms
-    ("llama_tied", NORMS, "squares / (float)C + {eps ==> 0.0f});"),
-    ("qwen2", NORMS, "squares / (float)C + {eps ==> 1e-5f});"),
-    ("qwen2", NORMS, "gh_mean = {gx_sum * r / (float)C ==> 0.0f};"),
-    (
-        "qwen2",
-        NORMS,
-        "dweight[c] += load_real(type, dy, c) * "
-        "{(load_real(type, x, c) * rstd) ==> load_real(type, x, c)};",
-    ),
-    ("qwen3", HEADS, "squares / (float)D + {h->eps ==> 0.0f}), scale"),
-    ("qwen3_tied", HEADS, "gh_mean = {gx_sum * r / (float)D ==> 0.0f};"),
-    ("qwen3", HEADS, ".heads = {of_k ? a.kv_heads : a.heads ==> a.kv_heads},"),
-    ("nano", HEADS, "h->eps), scale = {h->scale ==> 1.0f};"),
-    ("nano", HEADS, "cosines + pairs, scale = {h->scale ==> 1.0f};"),
-    # the MLP
-    ("llama", ACTIVATION, "store_real(type, out, f, a * {silu_sigmoid(a) ==> 1.0f} * load_real"),
-    ("llama", ACTIVATION, "(sigmoid * ({1.0f + a * (sigmoid * e) ==> 1.0f})));"),
-    ("nano", ACTIVATION, "load_real(type, dout, i) * ({2.0f * above ==> above}));"),
-    # experts
-    ("mixtral", EXPERTS, "j < r->top_k && {r->groups == 1 ==> false}; j++) {"),
-    ("qwen3_moe", EXPERTS, "(best < 0 || {p[e] + b > most ==> p[e] + b < most})) {"),
-    ("qwen3_moe", EXPERTS, "taken = taken || chosen[i] == {first + e ==> -1}; }"),
-    ("mixtral", EXPERTS, "route.place[i] = (int32_t){next[route.expert[i]]++ ==> i}; }"),
-    ("mixtral_tied", EXPERTS, "w = real_at_const(weight, {i % rows.experts ==> 0} * OC * C);"),
-    (
-        "qwen3_moe",
-        EXPERTS,
-        "real_at_const(weight, {i % rows.experts ==> (i + 1) % rows.experts} * OC * C), pre_gelu",
-    ),
-    (
-        "qwen3_moe",
-        EXPERTS,
-        "dweight + {i % rows.experts ==> (rows.experts - 1 - i % rows.experts)} * OC * C, NULL,",
-    ),
-    ("mixtral", EXPERTS, "w = weight ? {weight[j] ==> 1.0f / (float)count} : 1.0f;"),
-    ("qwen3_moe", EXPERTS, "for (int64_t j = {0 ==> 1}; j < count; j++) {"),
-    ("mixtral", EXPERTS, "weight * load_real(type, dout, c)); } *dweight = {sum ==> 0.0f};"),
-    ("mixtral", EXPERTS, "w[j] * (divided ? {dw[j] - chosen ==> dw[j]} : dw[j]);"),
-    ("prototypes", EXPERTS, "if ({!divided ==> false}) { all += chosen; }"),
-    ("prototypes", EXPERTS, "p + t * E + g * each, bias, {g * each ==> 0}, &router);"),
-    # the soft cap
-    ("nano", CLASSIFIER, "if ({k->softcap != 0.0f ==> false}) { cap_part"),
-    ("nano", CLASSIFIER, "return {1.0f - logit / softcap * (logit / softcap) ==> 1.0f};"),
-    # norms of single samples
-    ("private: llama", NORMS, "norms[b] += {chunk_squares(dweights + b * C, C) ==> 0.0};"),
-    (
-        "private: qwen3",
-        HEADS,
-        "chunk_squares(dq_weights + b * a.D, a.D) + "
-        "{chunk_squares(dk_weights + b * a.D, a.D) ==> 0.0};",
-    ),
-    # one norm over stages, a classifier with a table of its own
-    (
-        "stages: llama",
-        "dp.h",
-        "if ({clip->policy.tied ==> true}) { return; } clip_classifier_norms",
-    ),
-    ("stages: qwen3", "ops/cpu/clip_cpu.h", "sum += {others[k * stride + b] ==> others[b]}; }"),
-    ("stages: nano", "dp.h", "if ({all ==> false} || (first && c->policy.flat)) { c->factors ="),
-]
-
-
 class Faults(test_reference.Faults):
     """The same with these faults and checks."""
 
-    FAULTS = PROGRAM_FAULTS
+    FAULTS, SAMPLE = numbered(MODERN), 3
 
     def notice(self, where, **program):
         if where.startswith("private: "):

@@ -5,35 +5,27 @@
                                         choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    every plan of up to 4 ranks, M = 1 to 8, and whatever combines with it: the losses,
-                norms and weights of one rank; the
-                schedules are one computation, bit by bit; validation, scores and generated text are
-                those of one rank
+    Evaluations validation, scores and generated text are those of one rank
     Numbers     messages, reductions and gathers of rank 0 by link, and activations of the first
                 stage, are what a plain count gives, to the byte
     Planned     timelines and traces, planned and measured; the plan that the program makes for
                 itself is run, and is that of one rank, too
-    Layers      every tensor of every layer is trained, whatever the split; the tied gradient is the
-                sum of both uses
-    Resume      bit-equal in the same plan, also after a kill; equal in any other plan, number of
-                ranks and ZeRO stage
     Refusals    plans, batches and pairs that make no sense: exit 2 and one message, whatever the
                 ranks
     Lost        a rank that dies or stops while others wait for what it computes ends the job, and
                 the message says what they waited for
 
 Every run is checked for memory and traffic: as predicted (harness.Job) and as counted here
-(Check.numbers). The model has 4 blocks, 6 units. Standard library only.
+(Check.numbers). That plans and schedules are one computation is in test_layouts.py. The model has
+4 blocks, 6 units. Standard library only.
 """
 
 import itertools
 import json
-import math
 import os
 import random
 import re
 import socket
-import struct
 import subprocess
 import sys
 import types
@@ -51,17 +43,13 @@ from harness import (
     T,
     VOCAB,
     at_once,
-    get,
-    golden_tokens,
     sample,
     scratch,
     slices,
     train,
     train_all,
-    weights,
 )
 import test_evaluations
-import test_train
 import test_zero
 from test_zero import Nodes, printable
 
@@ -77,15 +65,7 @@ SCHEDULES = [
     dict(pipeline_schedule="zero-bubble"),
 ]
 
-# Equal mathematics in fp32, summed in another order: losses as in test_train.py. Weights: AdamW
-# makes steps of nearly lr of gradients that are little but rounding, so single weights may differ
-# by lr; of each tensor few do (5e-5 of its norm was the most seen). Key biases, whose gradient is 0
-# but for rounding, are left out (Tensors).
-SAME_NORM, WEIGHTS = 10 * SAME, 30 * SAME
-# In bf16 boundaries are rounded alike in every plan (between stages as between units), but sums
-# before the rounding differ in their last bits and now and then round to the next of 8 bits: 2^-9,
-# of few of many tokens.
-SAME_BF16, SAME_NORM_BF16 = 1e-3, 1e-2
+SAME_NORM = 10 * SAME  # of equal mathematics in fp32, summed in another order
 
 
 # --------------------------------------------------------------------------------------------------
@@ -322,74 +302,6 @@ def expected_directions(plan, case):
     return [4 * n for n in test_zero.directions_away(run)] if muon else [0, 0]
 
 
-class Tensors:
-    """A file of weights (llm.c's), tensor by tensor: of a whole model, or of a layer of it."""
-
-    NAMES = (
-        "wte",
-        "wpe",
-        "ln1w",
-        "ln1b",
-        "qkvw",
-        "qkvb",
-        "attprojw",
-        "attprojb",
-        "ln2w",
-        "ln2b",
-        "fcw",
-        "fcb",
-        "fcprojw",
-        "fcprojb",
-        "lnfw",
-        "lnfb",
-    )
-
-    def __init__(self, path):
-        _, _, positions, _, layers, _, C, padded = struct.unpack("<8i", get(path)[:32])
-        sizes = (
-            padded * C,
-            positions * C,
-            C,
-            C,
-            3 * C * C,
-            3 * C,
-            C * C,
-            C,
-            C,
-            C,
-            4 * C * C,
-            4 * C,
-            4 * C * C,
-            C,
-            C,
-            C,
-        )
-        values, at, self.of = weights(path), 0, {}
-        for i, (name, n) in enumerate(zip(self.NAMES, sizes)):
-            for layer in range(layers) if 2 <= i < 14 else (None,):
-                self.of[name, layer] = values[at : at + n]
-                at += n
-        assert at == len(values), path
-        for (name, _), tensor in self.of.items():
-            if (
-                name
-                == "qkvb"
-                # key biases: their gradient is 0 but for rounding, of which Adam makes whole
-                # updates
-            ):
-                tensor[C : 2 * C] = tensor[:0] + type(tensor)("f", [0] * C)
-
-
-def distance(a, b):
-    """The largest over all tensors, each relative to the second file's; a tensor of zeros at first
-    is relative to what a weight moves."""
-    a, b = Tensors(a).of, Tensors(b).of
-    norm = lambda values: math.sqrt(math.fsum(x * x for x in values))
-    return max(
-        norm([x - y for x, y in zip(a[name], b[name])]) / max(norm(b[name]), 1e-30) for name in b
-    )
-
-
 class Check(harness.TestCase):
     def numbers(self, case, job):
         """Rank 0's activations and traffic; a plan's prediction is a number."""
@@ -433,25 +345,10 @@ class Check(harness.TestCase):
                 self.numbers(case, job)
         return jobs
 
-    def with_references(self, cases):
-        """[(case, its job, that of one rank)]; equal references run once."""
-        key = lambda case: tuple(sorted((name, str(value)) for name, value in alone(case).items()))
-        references = {key(case): alone(case) for case in cases}
-        jobs = self.trained([*references.values(), *cases])
-        found = dict(zip(references, jobs))
-        return [(case, job, found[key(case)]) for case, job in zip(cases, jobs[len(references) :])]
-
     def assert_one_rank(self, case, job, one):
-        bf16 = case.get("dtype") == "bf16"
-        self.assert_close(job.losses(), one.losses(), SAME_BF16 if bf16 else SAME, case)
-        self.assert_close(
-            [n for n, in job.steps("grad_norm")],
-            [n for n, in one.steps("grad_norm")],
-            SAME_NORM_BF16 if bf16 else SAME_NORM,
-            case,
-        )
-        if not bf16 and harness.is_gpt2(case["model"]):
-            self.assertLess(distance(job.export, one.export), WEIGHTS, f"weights of {case}")
+        self.assert_close(job.losses(), one.losses(), SAME, case)
+        norms = [[norm for norm, in run.steps("grad_norm")] for run in (job, one)]
+        self.assert_close(*norms, SAME_NORM, case)
 
     def assert_same(self, job, expected, what):
         """Bit by bit."""
@@ -461,142 +358,8 @@ class Check(harness.TestCase):
 
 
 # --------------------------------------------------------------------------------------------------
-class Equality(Check):
-    def test_every_plan(self):
-        """Every plan x M x schedule with a batch by chance; a sample has each schedule, each number
-        of stages, and either the odd or the even M."""
-        draw = random.Random(SEED)
-        cases = [
-            {**of(kind[0], **schedule, **draw.choice(batches(M))), **kind[1]}
-            for plan in PLANS
-            for M in range(1, 9)
-            for schedule in SCHEDULES
-            for kind in (any_architecture(draw, plan),)
-        ]
-        if not ALL:
-            chosen = [draw.choice([p for p in PLANS if len(p) == 2 + i % 3]) for i in range(4)]
-            kinds, least = [any_architecture(draw, plan) for plan in chosen], draw.choice((1, 2))
-            cases = [
-                {**of(plan, **SCHEDULES[i], **draw.choice(batches(least + 2 * i))), **model}
-                for i, (plan, model) in enumerate(kinds)
-            ]
-        for begin in range(0, len(cases), 64):  # what is kept on the disk stays little
-            for case, job, one in self.with_references(cases[begin : begin + 64]):
-                with self.subTest(**case):
-                    self.assert_one_rank(case, job, one)
-
-    def test_schedules_are_one_computation(self):
-        """Gradients are added in the order of the micro-batches, whatever the schedule."""
-        draw = random.Random(SEED)
-        for plan in PLANS if ALL else draw.sample(UNEVEN, 1) + draw.sample(PLANS, 1):
-            shape = dict(draw.choice(batches(draw.randrange(2, 9))), zero=draw.randrange(3))
-            shape["optimizer"] = draw.choice(("adamw", "muon"))
-            plan, model = any_architecture(draw, plan)
-            first, *others = self.trained(
-                [{**of(plan, **shape, **schedule), **model} for schedule in SCHEDULES]
-            )
-            for schedule, job in zip(SCHEDULES[1:], others):
-                self.assert_same(job, first, dict(plan=plan, **shape, **schedule, **model))
-
-    def test_quantized_gradients_of_all_schedules(self):
-        """Each storage is quantized by itself, so a bucket may have any storages, and gradients may
-        be complete in any order: losses, norms and weights are the same, bit by bit."""
-        draw = random.Random(SEED + 6)
-        cases = [
-            (plan, arch, zero)
-            for plan in ([(2, 2), (4, 2)], [(3, 1), (3, 3)], [(1, 2), (5, 2)])
-            for arch in harness.ARCHITECTURES
-            for zero in range(4)
-        ]
-        untied = [case for case in cases if "tie=0" in case[1] or case[1] == "nano"]
-        for plan, arch, zero in cases if ALL else sample(untied, 1) + sample(cases, 1):
-            shape = dict(draw.choice(batches(4)), zero=zero, zero_quantized_gradients=1, steps=4)
-            model = f"arch={arch},layers={LAYERS},heads={HEADS},channels={CHANNELS},vocab={VOCAB}"
-            first, *others = self.trained(
-                [{**of(plan, **shape, **schedule), "model": model} for schedule in SCHEDULES]
-            )
-            for schedule, job in zip(SCHEDULES[1:], others):
-                self.assert_same(job, first, dict(plan=plan, model=model, **shape, **schedule))
-
-    def test_stages_of_zero_are_one_computation(self):
-        """As without a pipeline: 1 is 0 and 3 is 2, bit by bit; 2 sums over the ranks in each
-        micro-batch, which is the same where there is one."""
-        draw = random.Random(SEED + 1)
-        for plan, M in [
-            (draw.choice([p for p in PLANS if len(p) < 4]), draw.randrange(1, 7))
-            for _ in range(20 if ALL else 1)
-        ]:
-            shape = dict(draw.choice(batches(M)), **draw.choice(SCHEDULES))
-            shape["optimizer"] = draw.choice(("adamw", "muon"))
-            plan, model = any_architecture(draw, plan)
-            shape.update(model)
-            jobs = self.trained([{**of(plan), **shape, "zero": stage} for stage in range(4)])
-            for a, b in [(1, 0), (3, 2)] + ([(2, 0)] if M == 1 else []):
-                self.assert_same(jobs[a], jobs[b], dict(plan=plan, zero=a, **shape))
-
-    VARIANTS = [
-        dict(zero=1, optimizer="sgd", lr=0.1),
-        dict(zero=2, shuffle=1),
-        dict(zero=3),
-        dict(zero=3, recompute="block"),
-        dict(recompute="block", windows="document"),
-        dict(zero=3, dtype="bf16"),
-        dict(zero=1, optimizer="muon"),
-        dict(zero=3, optimizer="muon", dtype="bf16"),
-        dict(zero=2, dtype="bf16", recompute="block"),
-        dict(windows="document", shuffle=1, zero=1),
-        dict(grad_clip=0.1, zero=2),
-        dict(ranks_per_node=2, zero=3),
-        dict(ranks_per_node=1),
-        dict(optimizer="sgd", momentum=0.9, lr=0.05, grad_clip=0),
-        dict(threads=2, zero=1),
-        dict(lr_schedule="cosine", warmup=2, lr=2e-3, zero=3),
-    ]  # larger rates enlarge what rounding leaves apart
-
-    def test_variants(self):
-        """Whatever combines with a pipeline. The first has a stage of one block whose replicas have
-        rows in turns, and gather them alike."""
-        draw = random.Random(SEED + 2)
-        cases = [
-            of([(2, 1), (1, 2), (3, 1)], zero=3, **batch(3, 1, 0), **draw.choice(SCHEDULES[:3]))
-        ]
-        variants = (
-            [variant for variant in self.VARIANTS for _ in range(10)]
-            if ALL
-            else draw.sample(self.VARIANTS, 5)
-        )
-        for variant in variants:
-            schedule = draw.choice(SCHEDULES[:3] if "recompute" in variant else SCHEDULES)
-            plan, model = any_architecture(draw, draw.choice(draw.choice((PLANS, UNEVEN))))
-            size = draw.choice(batches(draw.randrange(1, 9)))
-            cases.append({**of(plan, **variant, **schedule, **size), **model})
-        for case, job, one in self.with_references(cases):
-            with self.subTest(**case):
-                self.assert_one_rank(case, job, one)
-
-    def test_bf16_messages_and_quantized(self):
-        """What rounds messages of gradients or parameters is as near to one rank as it is without a
-        pipeline: see test_zero.py."""
-        plan, shape = [(3, 2), (3, 2)], batch(4, 4, 1)
-        cases = [
-            dict(reduce_dtype="bf16"),
-            dict(zero=3, zero_quantized_weights=1),
-            dict(zero=2, zero_quantized_gradients=1, zero_gradient_bits=8),
-            dict(zero=3, zero_hpz_partition_size=2),
-        ]
-        chosen = sample(cases, 2)
-        one, *jobs = train_all(
-            [dict(alone(of(plan, **shape))), *(of(plan, **shape, **case) for case in chosen)]
-        )
-        for case, job in zip(chosen, jobs):
-            self.assert_close(
-                job.losses(),
-                one.losses(),
-                SAME if "zero_hpz_partition_size" in case else 2e-3,
-                case,
-            )
-
-    def test_evaluations(self):
+class Evaluations(Check):
+    def test_each(self):
         """Validation (also of a last batch that is not full), scores of choices, and text: those of
         one rank, and without a trace in training."""
         test_evaluations.HellaSwag.setUpClass()
@@ -669,27 +432,27 @@ class Numbers(Check):
             self.assertEqual(zero_bubble, gpipe[1] + (S - 1) * one)
 
     def test_measured(self):
-        """Nodes of 1, 2 and 3 ranks, precisions, stages of ZeRO, replicas that do not divide."""
+        """Nodes of 1, 2 and 3 ranks, precisions, stages of ZeRO, replicas that do not divide. The
+        first has a stage of one block whose replicas have rows in turns, and gather them alike."""
         draw = random.Random(SEED + 4)
-        kinds = [any_architecture(draw, draw.choice(PLANS)) for _ in range(300 if ALL else 2)]
-        cases = [
-            {
-                **of(
-                    plan,
-                    ranks_per_node=draw.randrange(1, 4),
-                    zero=draw.randrange(4),
-                    dtype=draw.choice(("fp32", "bf16")),
-                    reduce_dtype=draw.choice(("fp32", "bf16")),
-                    **draw.choice(SCHEDULES),
-                    **draw.choice(batches(draw.randrange(1, 9))),
-                ),
-                **model,
-            }
-            for plan, model in kinds
+        turns = of([(2, 1), (1, 2), (3, 1)], zero=3, **batch(3, 1, 0), **draw.choice(SCHEDULES[:3]))
+        cases = [turns] + [
+            of(
+                draw.choice(draw.choice((PLANS, UNEVEN))),
+                ranks_per_node=draw.randrange(1, 4),
+                zero=draw.randrange(4),
+                dtype=draw.choice(("fp32", "bf16")),
+                reduce_dtype=draw.choice(("fp32", "bf16")),
+                recompute=draw.choice(("none", "block")),
+                optimizer=draw.choice(("adamw", "muon")),
+                **draw.choice(SCHEDULES[:3]),
+                **draw.choice(batches(draw.randrange(1, 9))),
+            )
+            for _ in range(300 if ALL else 3)
         ]
-        self.trained(
-            [dict(case, steps=2, val_every=draw.randrange(2), val_batches=1) for case in cases]
-        )
+        bubble = of(draw.choice(PLANS), zero=draw.randrange(3), **SCHEDULES[3], **batch(4, 3, 1))
+        evaluates = dict(steps=2, val_every=draw.randrange(2), val_batches=1)
+        self.trained([dict(case, **evaluates) for case in [*cases, bubble]])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -812,135 +575,6 @@ class Planned(Check):
             sorted(rank for stage in answer["stages"] for rank in stage["ranks"]), [0, 1]
         )
         self.assertGreater(answer["predicted"]["step_ms"], 0)
-
-
-class Layers(Check):
-    def test_each_is_trained(self):
-        """After two steps of sgd (some tensors get a gradient only when others have left 0) no
-        tensor of any layer is what it was: layers are not dropped."""
-        start = os.path.join(scratch(), "start.bin")
-        train(**dict(RUN, steps=0, export=start))
-        before = Tensors(start).of
-        self.assertEqual(len(before), 4 + 12 * LAYERS)
-        draw = random.Random(SEED)
-        cases = [
-            of(
-                plan,
-                **draw.choice(SCHEDULES),
-                **batch(3, 2, 1),
-                zero=draw.randrange(4),
-                optimizer="sgd",
-                lr=0.5,
-                grad_clip=0,
-            )
-            for plan in (PLANS if ALL else sample(UNEVEN, 2))
-        ]
-        for case, job in zip(
-            cases, self.trained([dict(case, steps=2, weight_decay=0) for case in cases])
-        ):
-            after = Tensors(job.export).of
-            self.assertEqual([name for name in before if after[name] == before[name]], [], case)
-
-    def test_tied_gradient(self):
-        """What sgd subtracts from wte is the sum of both uses, wherever they are: the one rank's;
-        that of the head alone is far away.
-
-        LR x gradient is so large that the weights before the step are lost in it (test_zero.py):
-        each element of the gradient to 24 bits.
-        """
-        draw = random.Random(SEED)
-        for plan in (
-            draw.sample(PLANS, 10)
-            if ALL
-            else [draw.choice([[(1, 1), (5, 3)], [(3, 1), (2, 1), (1, 2)]])]
-        ):
-            gradient = dict(test_zero.GRADIENT, **batch(2, 3, 1))
-            one, job = self.trained(
-                [
-                    dict(RUN, **dict(gradient, micro_batch=6)),
-                    of(plan, **gradient, zero=draw.randrange(4)),
-                ]
-            )
-            a, b = (Tensors(j.export).of["wte", None] for j in (job, one))
-            norm = lambda values: math.sqrt(math.fsum(x * x for x in values))
-            self.assertLess(norm([x - y for x, y in zip(a, b)]), SAME * norm(b), plan)
-            seen = set(golden_tokens()[: 5 * T])
-            rows = lambda values: [
-                x for token in seen for x in values[token * CHANNELS : (token + 1) * CHANNELS]
-            ]
-            self.assertLess(
-                norm([x - y for x, y in zip(rows(a), rows(b))]), SAME * norm(rows(b)), plan
-            )
-
-
-# --------------------------------------------------------------------------------------------------
-class Resume(Check):
-    check_resumed = test_train.Resume.check_resumed
-
-    def test_bit_equal(self):
-        draw = random.Random(SEED)
-        cases = [
-            of(
-                draw.choice(draw.choice((UNEVEN, PLANS))),
-                **draw.choice(SCHEDULES),
-                **draw.choice(batches(draw.randrange(1, 6))),
-                zero=draw.randrange(4),
-                dtype=draw.choice(("fp32", "bf16")),
-                shuffle=1,
-                save_every=3,
-                val_every=2,
-                val_batches=2,
-                out=os.path.join(scratch(), "out"),
-            )
-            for _ in range(30 if ALL else 2)
-        ]
-        at_once(lambda pair: self.check_resumed(*pair), zip(cases, train_all(cases)))
-
-    def test_in_any_other_plan(self):
-        """Three steps in each, from plan to plan; the whole is one rank's. What is exported at the
-        end too; and a plan's checkpoint, resumed for no step, is exported alike anywhere."""
-        draw, out = random.Random(SEED), os.path.join(scratch(), "out")
-        common = dict(RUN, shuffle=1, **batch(4, 3, 1))
-        legs = [draw.choice(UNEVEN), None, draw.choice(PLANS), draw.choice(PLANS)] + (
-            [draw.choice(PLANS) for _ in range(16)] if ALL else []
-        )
-        losses, last, export = [], 0, None
-        for plan in legs:
-            last, export = last + 3, os.path.join(scratch(), "export.bin")
-            layout = (
-                dict(of(plan), **draw.choice(SCHEDULES))
-                if plan
-                else dict(ranks=draw.randrange(1, 4))
-            )
-            job = train(
-                **dict(common, **dict(layout, steps=last)),
-                zero=draw.randrange(4),
-                out=out,
-                save_every=3,
-                resume=int(last > 3),
-                export=export,
-            )
-            self.assertEqual(len(job.steps()), 3)
-            losses += job.losses()
-        whole = os.path.join(scratch(), "whole.bin")
-        one = train(**dict(alone(common), steps=last, export=whole))
-        self.assert_close(losses, one.losses(), SAME, legs)
-        self.assertLess(distance(export, whole), WEIGHTS * last / RUN["steps"], legs)
-        again = os.path.join(scratch(), "again.bin")
-        train(
-            **dict(common, **dict(of(draw.choice(PLANS)), steps=last)),
-            out=out,
-            resume=1,
-            export=again,
-        )
-        self.assertTrue(get(again) == get(export), "what is saved is what is exported")
-
-
-class Kills(test_train.Kills):
-    """Its chain, in a pipeline of unequal replicas."""
-
-    RUN = dict(model=MODEL, ranks=3, pipeline="4:2,2:1", zero=2, shuffle=1, **batch(3, 2, 1))
-    KILLS = 200 if ALL else 2
 
 
 # --------------------------------------------------------------------------------------------------

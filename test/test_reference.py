@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_reference.py: the real program against reference.py, the same mathematics a second time.
 
-    python3 test/test_reference.py      TEST_ALL=1: more random runs, and the planted faults;
+    python3 test/test_reference.py      TEST_ALL=1: more random runs, and all planted faults;
                                         TEST_SEED=N: the random choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
@@ -14,7 +14,7 @@
     Evaluations   validation losses, bits per byte, texts at a temperature
     Numbers       initial values, tokens a second, MFU
     Precision     what --dtype bf16 rounds
-    Faults        programs with a fault in a rule: FAULTS lists them, and the row that must see each
+    Faults        a program with a fault in a rule (planted_faults.py), which its row must see
 
 Rules that have an independent reference elsewhere:
 
@@ -42,13 +42,13 @@ import re
 import shlex
 import shutil
 import struct
-import unittest
 
 import harness
 
 harness.need_numpy()
 import numpy as np  # noqa: E402
-from harness import ALL, SEED, at_once, put, sample, scratch, shard
+from harness import ALL, PLANTED, SEED, at_once, put, sample, scratch, shard
+from planted_faults import REFERENCE, numbered
 
 import reference
 from reference import Config, Run, Samples
@@ -916,291 +916,13 @@ class Precision(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
-UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h"
-PSEUDO_H, CYCLIC_H, RATES, MAIN = "pseudo.h", "cyclic.h", "state/learning_rate.h", "train_gpt.c"
-BETWEEN = "run/between_steps.h"
-# (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
-# Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
-FAULTS = [
-    # optimizers
-    ("adamw", "ops/ops.h", "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
-    ("adamw", "ops/ops.h", "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
-    (
-        "adamw",
-        UPDATE,
-        "return used * bias.m / ({sqrtf(*v * bias.v) ==> "
-        "sqrtf(*v * bias.v + o.eps * o.eps) - o.eps} +",
-    ),
-    ("adamw", UPDATE, "(sqrtf(*v * bias.v) + {o.eps ==> o.eps * sqrtf(bias.v)})"),
-    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad * grad});"),
-    (
-        "adamw, decay",
-        UPDATE,
-        ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});",
-    ),
-    ("sgd, decay", ZERO, "o.weight_decay = {parts[i].decays ? decay : 0.0f " "==> decay};"),
-    (
-        "sgd, decay",
-        ZERO,
-        "o.weight_decay = {parts[i].decays ? decay : 0.0f "
-        "==> parts[i].decays && parts[i].tensor != WPE ? decay : 0.0f};",
-    ),
-    (
-        "sgd",
-        UPDATE,
-        "b[i] = fmaf(o.momentum, b[i], {g ==> (1 - o.momentum) * g});",
-    ),
-    (
-        "sgd",
-        UPDATE,
-        "(o.nesterov ? ahead : {b[i] " "==> (o.momentum * b[i] + grad[i] * o.grad_scale)});",
-    ),
-    # matrices
-    (
-        "muon",
-        "model/gpt.h",
-        "for (int64_t at = 0; n < MOST_RANGES && (n == 0 || {spec->ranges[n].name ==> 0}); n++)",
-    ),
-    (
-        "muon",
-        "model/gpt.h",
-        "const RowRange *r = {spec->ranges[0].name ==> 0} ? &spec->ranges[n] : &whole;",
-    ),
-    ("muon", ZERO, "o.grad_scale = matrix ? {(float)sqrt(fmax(1, ratio)) ==> 1} : 1;"),
-    (
-        "muon",
-        ZERO,
-        "o.grad_scale = matrix ? {(float)sqrt(fmax(1, ratio)) ==> (float)sqrt(ratio)} : 1;",
-    ),
-    ("muon", ZERO, "ratio = (double){part.part->rows ==> part.part->cols} /"),
-    ("muon", ORTHOGONAL_H, "const bool turn = {rows > cols ==> rows < cols};"),
-    ("muon", ORTHOGONAL_H, "ops_orthogonal_end(s, x, now, rows, cols, {turn ==> false});"),
-    ("muon", ORTHOGONAL_H, "ops_combine(s, next, {ORTHOGONAL_A ==> ORTHOGONAL_A + 0.001f}, now"),
-    (
-        "muon",
-        ORTHOGONAL_H,
-        "ops_combine(s, b, ORTHOGONAL_B, a, {ORTHOGONAL_C ==> -ORTHOGONAL_B}, b,",
-    ),
-    ("nesterov, sgd", UPDATE, "o.lr * (o.nesterov ? {ahead ==> b[i]} : b[i]);"),
-    ("nesterov, adamw", UPDATE, "used = o.nesterov ? fmaf(o.beta1, {*m ==> *v}, (1.0f"),
-    (
-        "muon",
-        MUON_H,
-        "fmaf(1.0f - o.momentum, {fmaf(grad[i], o.grad_scale, -m[i]) "
-        "==> grad[i] * o.grad_scale}, m[i]);",
-    ),
-    ("muon", MUON_H, "out[i] = {fmaf(o.momentum, ahead, grad[i] * o.grad_scale) ==> m[i]};"),
-    ("muon, clip", MUON_H, "float ahead = fmaf(-grad[i], {o.grad_scale ==> 1.0f}, m[i]);"),
-    ("muon, decay", UPDATE, "kept = 1.0f - {o.lr * o.weight_decay ==> o.weight_decay},"),
-    (
-        "muon, decay of others",
-        ZERO,
-        "o.weight_decay = matrix ? matrices.weight_decay : {0 ==> 0.2f};",
-    ),
-    ("muon, schedule", TRAINER, ".lr = (float)(o->muon_lr * {factor ==> 1}),"),
-    (
-        "muon, warm-up",
-        TRAINER,
-        "part = step < o->muon_momentum_warmup ? (double){step ==> (step + 1)} / warm",
-    ),
-    ("muon, rates", ZERO, "matrices.lr : rate * {s->plan.rates[RATE_VECTORS] ==> 1};"),
-    (
-        "delink, muon",
-        ZERO,
-        "o.step = s->flight.progress[storage].updates - {s->flight.progress[storage].restarted "
-        "==> 1}; o.grad_scale",
-    ),
-    (
-        "shared, muon",
-        ZERO,
-        "o.grad_scale *= {(float)store_mean(&s->plan, storage) ==> 1.0f}; o.momentum",
-    ),
-    # whole matrices of several ranks: another home, other places
-    (
-        "muon, 2 ranks",
-        ZERO,
-        "if (!p->is_matrix || {e->home[k] ==> !e->home[k]} != all->me) { continue; }",
-    ),
-    ("muon, 3 ranks", "state/matrices.h", "at += {same ==> true} ? part_of_slice("),
-    # homes that differ between ranks
-    ("muon, 2 ranks", "state/matrices.h", "int home = {0 ==> (int)max_i64(0, owners->me)}; for"),
-    (
-        "muon, 3 ranks",
-        "state/matrices.h",
-        "rows[i].exchange.home[k] = {home ==> (home + owners->me) % owners->n};",
-    ),
-    # learning rates
-    ("rate of embeddings", "model/gpt.h", "? RATE_HEAD : {RATE_EMBEDDING ==> RATE_MATRICES};"),
-    ("rate of vectors", "model/gpt.h", ": {!t->rows.times ==> false} ? RATE_VECTORS"),
-    (
-        "last part",
-        RATES,
-        "peak + (last - peak) * {(step - from) ==> (step + 1 - from)} / (steps - from);",
-    ),
-    ("cosine", RATES, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
-    ("cosine", RATES, "last = {peak * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
-    ("linear", RATES, "peak + (last - peak) * {done ==> done * done};"),
-    ("linear", RATES, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
-    ("wsd", RATES, "double from = {(1 - o->lr_last_part) ==> 0.75} * steps;"),
-    (
-        "wsd",
-        RATES,
-        "(1 - {sqrt((step - from) / (steps - from)) ==> (step - from) / (steps - from)})",
-    ),
-    ("constant", RATES, "peak * (step + {1 ==> 0}) / o->warmup"),
-    # clipping and skipping
-    (
-        "clip where it sometimes does nothing",
-        TRAINER,
-        "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?",
-    ),
-    ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0),"),
-    ("v1, clip", "executor/overlap.h", "if (most > 0 && {norm > most ==> false})"),
-    (
-        "v2, storage",
-        MAIN,
-        "o->grad_clip / {sqrt((double)p->model.storages) " "==> (double)p->model.storages}",
-    ),
-    (
-        "v2, storage, shared",
-        MAIN,
-        "o->grad_clip / {sqrt((double)p->model.storages) " "==> sqrt((double)p->model.units)}",
-    ),
-    (
-        "v2, storage",
-        "executor/overlap.h",
-        "most = o->storage_clip; "
-        "{exact_join(&o->squares[step & 1], &squares) ==> (void)0}",
-    ),
-    (
-        "skip-loss-z",
-        "checkpoint/manifest.h",
-        "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :",
-    ),
-    ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&p->loss, {loss ==> norm})"),
-    ("skip-grad-z", TRAINER, "norm_z > {o->skip_grad_z ==> o->skip_grad_z / 8}"),
-    # data
-    ("windows wrap", "dataloader.h", "window % n * T % {n ==> (n - T)};"),
-    (
-        "sgd",
-        TRAINER,
-        "r->progress.position += {r->plan->config->samples " "==> (r->plan->config->samples + 1)};",
-    ),
-    ("documents", "dataloader.h", "for (int64_t i = {end ==> T}; i < T; i++) { targets[i] = -1; }"),
-    (
-        "documents, pieces",
-        TRAINER,
-        ".scale = (float)(1.0 / (double)"
-        "{max_i64(targets, 1) ==> (samples * run_options(r)->seq_len)}),",
-    ),
-    # cyclic
-    ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
-    ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
-    (
-        "v2",
-        "schedule/cyclic_windows.h",
-        "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
-        "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});",
-    ),
-    ("v2, remainder", "comm/group.h", "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
-    (
-        "v2, pieces",
-        "state/policy.h",
-        "begins ? begins[micro] : "
-        "{part_begin(samples, p->micros, micro) "
-        "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};",
-    ),
-    (
-        "v2, documents",
-        TRAINER,
-        "stats->loss / {max_i64(report->counted, 1) "
-        "==> (r->plan->config->samples * run_options(r)->seq_len)};",
-    ),
-    # sharing
-    ("all", ZERO, "o.grad_scale *= {(float)store_mean(&s->plan, storage) ==> 1.0f}; for"),
-    (
-        "shared, clip",
-        ZERO,
-        "ops_square_sum(s->memory.stream, s->memory.squares, sum_of_slice, n, NORM_CHUNK, "
-        "{mean * mean ==> mean});",
-    ),
-    (
-        "three and one",
-        ZERO,
-        "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
-        "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }",
-    ),
-    ("share-lr", PSEUDO_H, "const double shared = {share_is(m->share) ==> true} &&"),
-    (
-        "delink",
-        MAIN,
-        "options_switches(o) && {r->progress.step >= o->delink_at "
-        "==> r->progress.step > o->delink_at};",
-    ),
-    ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
-    ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
-    ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
-    ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (since + {1 ==> 2}) /"),
-    (
-        "chains",
-        "checkpoint/checkpoint.h",
-        "p->restarted = {anew ==> false} ? of.updates : of.restarted;",
-    ),
-    # one step late
-    ("delay, rate and clip", TRAINER, "make_update(o, rates, {r->progress.pending_norm ==> 0});"),
-    (
-        "delay",
-        TRAINER,
-        "r->store.flight.pending = {!skipped ==> !skipped && r->progress.step % 2};",
-    ),
-    ("delay, adamw", ZERO, "(s, storage, &p, s->flight.progress[storage].updates + {1 ==> 2}, o);"),
-    # the model
-    ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
-    ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
-    ("bf16", "base/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
-    # private steps
-    ("dp: unit, abadi", "dp.h", ".threshold = (float)(R / {sqrt(groups) ==> groups}),"),
-    ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
-    ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
-    ("dp: unit, automatic", "ops/cpu/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),
-    (
-        "dp: most are not clipped",
-        "ops/cpu/clip_cpu.h",
-        "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}",
-    ),
-    ("dp: unit, abadi", MAIN, "(float)(1.0 / {p->samples ==> (p->samples + 1)});"),
-    # around steps
-    ("validation", "text/tokenizer.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
-    ("validation", BETWEEN, "bits = e.loss / {log(2.0) ==> 1.0} / r->data->val_bytes; }"),
-    ("validation", BETWEEN, "loss = e.loss / {max_i64(e.targets, 1) ==> (e.targets + 1)}"),
-    (
-        "texts",
-        "run/generate.h",
-        "weight = exp((logits[i] - (double)logits[best]) / {d.temperature ==> 1});",
-    ),
-    ("texts", "run/generate.h", "n = min_i64(n, {d.top_k ==> d.top_k + 1}); }"),
-    ("texts", "run/generate.h", "kept < {d.top_p * sum ==> d.top_p})"),
-    ("initial", "model/gpt.h", "deviation / sqrt({2.0 ==> 1.0} * m->config.layers)"),
-    ("initial", "model/gpt.h", "values[e] = spec->init == {INIT_ONE ==> INIT_ZERO}; }"),
-    (
-        "speed",
-        "model/unit.h",
-        "return {2.0 ==> 4.0} * gpt_dim(m, u->values[n->out[0]].width) * T;",
-    ),
-    (
-        "speed",
-        TRAINER,
-        "mfu_of(work.flops, seconds, work.peak * {work.ranks ==> 1}),",
-    ),
-]
 
 
+# ------------------------------------------------------------------------------------------------
 class Faults(Check):
-    """One program with all faults in it; FAULT=n in its environment switches the n-th on. Each must
-    be seen by the check that is named beside it; without one that check passes."""
+    """Each must be seen by the check that is named beside it; without one that check passes."""
 
-    FAULTS = FAULTS
+    FAULTS, SAMPLE = numbered(REFERENCE), 3
 
     def notice(self, where, **program):
         """Runs the check that is named."""
@@ -1224,28 +946,19 @@ class Faults(Check):
         else:
             self.compare(where, ROWS[where][0], **program)
 
-    def check(self, faults):
-        binary = harness.faulty_program([fault[1:] for fault in faults])
-
+    def test_each(self):
         def see(fault):
-            number, (where, file, pattern) = fault
+            number, where, file, pattern = fault
             with self.subTest(pattern):
                 with self.assertRaises(AssertionError, msg=f"not seen by {where}") as seen:
-                    self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
+                    self.notice(where, binary=PLANTED, environment=dict(FAULT=str(number)))
                 print(f"{where}: {file}: {pattern}\n    {str(seen.exception)[:150]!r}", flush=True)
 
-        at_once(see, enumerate(faults, 1))
-        rows = sorted({where for where, _, _ in faults})
-        at_once(lambda where: self.notice(where, binary=binary), rows)
-
-    def test_places(self):
-        """The sources still have what each fault changes."""
-        for _, file, pattern in self.FAULTS:
-            harness.planted(file, [(1, pattern)])
-
-    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew, and runs it 66 times")
-    def test_each(self):
-        self.check(self.FAULTS)
+        faults = sample(self.FAULTS, self.SAMPLE)
+        at_once(see, faults)
+        # without a fault
+        rows = sample(sorted({where for _, where, _, _ in faults}), 1)
+        at_once(lambda where: self.notice(where, binary=PLANTED), rows)
 
 
 if __name__ == "__main__":

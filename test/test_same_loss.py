@@ -27,7 +27,8 @@ import unittest.mock
 import warnings
 
 import harness
-from harness import ALL, BINARY, EXIT_DONE, EXIT_INPUT, Job, at_once, output_of, shard
+from harness import ALL, BINARY, EXIT_DONE, EXIT_INPUT, PLANTED, Job, at_once, output_of, shard
+from planted_faults import SAME_LOSS, numbered
 from test_output import crc32c
 
 sys.path.insert(0, os.path.join(harness.ROOT, "scripts"))
@@ -51,36 +52,6 @@ WRONG = [
     ("a learning rate", "pipeline of 2, dapple", "*dapple*", "--lr 1.01e-3"),
     ("a threshold", "hpZ", "*--zero-hpz-partition-size*", "--grad-clip 0.3"),
     ("a decay", "ZeRO 1, micro-batches", "*--micro-batch\\ 1\\ *--zero\\ 1*", "--weight-decay 0.2"),
-]
-
-# What is wrong, the layout that it is in, its file and place.
-FAULTS = [
-    (
-        "a wrong mean",
-        "ZeRO 1, micro-batches",
-        "run/trainer.h",
-        "(double)max_i64({targets ==> targets / r->comm->ranks}, 1)),",
-    ),
-    (
-        "a missing sum of a tied table's gradient",
-        "pipeline of 2, dapple",
-        "state/sums.h",
-        "if ({p->empty ==> s->plan.rows[storage].tied && s->memory.comm->rank}) {",
-    ),
-    (
-        "a stale version of parameters",
-        "hpZ",
-        "state/gather.h",
-        "(size_t)({slice_length(bounds, (int)me) ==> s->flight.progress[storage].updates > 1 "
-        "? 0 : slice_length(bounds, (int)me)} * size));",
-    ),
-    (
-        "a norm counted twice",
-        "pipeline of 2, gpipe",
-        "state/update.h",
-        "ops_square_sum(s->memory.stream, s->memory.squares, sum_of_slice, n, NORM_CHUNK, "
-        "{mean * mean ==> (1 + s->plan.rows[i].tied) * mean * mean});",
-    ),
 ]
 
 
@@ -116,11 +87,11 @@ class Layouts(harness.TestCase):
         found = re.search(r"(?m)^not the same: (.*)$", done.stdout)
         return found[1].split("; ") if found else []
 
-    def check_fault(self, program, number, faults):
-        """The layout with the fault of this number is named; with number 0 none is."""
-        what, layout = faults[number - 1][:2] if number else ("no fault", None)
-        tried = faults[number - 1 : number] if number else faults
-        only = [] if ALL else [word for fault in tried for word in ("--only", fault[1])]
+    def check_fault(self, program, fault, faults):
+        """The layout with the fault (number, what, layout) is named; without one none is."""
+        number, what, layout = fault or (0, "no fault", None)
+        tried = [fault] if fault else faults
+        only = [] if ALL else [word for one in tried for word in ("--only", one[2])]
         done = self.run_of(
             *("--program", program, *only), environment={"FAULT": str(number)}, limit=600
         )
@@ -140,25 +111,20 @@ class Layouts(harness.TestCase):
         with open(program, "w") as file:
             file.write("\n".join(["#!/bin/sh", *lines, f'exec {BINARY} "$@"\n']))
         os.chmod(program, 0o755)
-        numbers = [0, *harness.sample(range(1, len(WRONG) + 1), 2)]
-        at_once(lambda number: self.check_fault(program, number, WRONG), numbers)
+        faults = [(n, what, layout) for n, (what, layout, *_) in enumerate(WRONG, 1)]
+        tried = [None, *harness.sample(faults, 2)]
+        at_once(lambda fault: self.check_fault(program, fault, faults), tried)
 
-    @unittest.skipUnless(ALL, "TEST_ALL=1: compiles the program anew")
     def test_faults(self):
         """Each is named, and by the same program without it nothing is."""
-        program = harness.faulty_program([fault[2:] for fault in FAULTS])
+        faults = [(number, *where) for number, where, _, _ in numbered(SAME_LOSS)]
 
-        def check(number):
-            what, names = self.check_fault(program, number, FAULTS)
+        def check(fault):
+            what, names = self.check_fault(PLANTED, fault, faults)
             if what == "a stale version of parameters":  # only hpZ keeps a copy
                 self.assertTrue(all("hpZ" in name or "ZeRO++" in name for name in names), names)
 
-        at_once(check, range(len(FAULTS) + 1))
-
-    def test_places(self):
-        """The sources still have what each fault changes."""
-        for fault in FAULTS:
-            harness.planted(fault[2], [(1, fault[3])])
+        at_once(check, [None, *faults] if ALL else harness.sample(faults, 1))
 
     def test_kinds(self):
         """Twenty layouts and more, of every kind, with the tolerance of those that round apart."""

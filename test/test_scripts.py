@@ -1455,7 +1455,6 @@ done
         "train_gpt",
         "train_gpt_emu",
         "train_gpt_cuda",
-        "build/train_gpt_cpp",
         "build/train_gpt_sanitized",
         "build/train_gpt_faulty",
         "build/train_gpt_faulty_emu",
@@ -1517,15 +1516,12 @@ done
         self.assertEqual(self.make(*self.PROGRAMS)[1], set(), "the flags are the same")
         self.assertNotIn("train_gpt.c", self.make("-n", "train_gpt")[0], "and a dry run says so")
         shared, alone = {"build/jumping_clock.so"}, {"build/train_gpt_alone"}
-        by_cc = everything - self.EMULATED - self.CUDA - {"build/train_gpt_cpp"}
+        by_cc = everything - self.EMULATED - self.CUDA
         for variables, expected in (
             ("USE_CUDNN=0", {"train_gpt_cuda", "build/gpu_bench_attention"}),
             ("TF32=1", self.CUDA),
             ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
-            (
-                "LIBS=-lother -lm",
-                by_cc - shared - {"build/train_gpt_sanitized"} | {"build/train_gpt_cpp"},
-            ),
+            ("LIBS=-lother -lm", by_cc - shared - {"build/train_gpt_sanitized"}),
             ("CC=clang", by_cc - alone),
             ("MPI=0", by_cc - alone | {"train_gpt_cuda"}),
             ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
