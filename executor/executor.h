@@ -290,6 +290,8 @@ static inline void executor_look_at_loads(Executor *e, const Program *program, c
     for (int64_t i = 0; i < l->layers * l->experts; i++) {
         l->shares[i] = (float)((double)l->loads[i] / (double)tokens);
     }
+    ops_from_host(e->stream, e->shares, l->shares,
+                  (size_t)(l->layers * l->experts) * sizeof(float));
     expert_loads_clear(l);
 }
 
