@@ -13,10 +13,10 @@
 #include "comm/comm.h"              // groups, the watch, MPI
 #include "ops/cuda/device_cuda.cuh" // the compute stream
 
-enum {
-    STAGED_MOST = 2,       // limit of staged collectives in flight
-    STAGED_LEAST = 4 << 20 // least bytes of a mirror; measuring the message rate needs them
-};
+enum { STAGED_MOST = 2 };      // limit of staged collectives in flight
+#ifndef STAGED_LEAST           // tests make it smaller
+#define STAGED_LEAST (4 << 20) // least bytes of a mirror; measuring the message rate needs them
+#endif
 
 static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
 // A collective of a group of one member is a copy. Returns 0: nothing is to be waited for.
@@ -30,12 +30,13 @@ typedef struct {
     CommOp op;            // on device memory
     CommRequest request;  // of the same operation on the mirror
     char *mirror;         // copy of the array; behind it the data that an all-to-all receives
+    size_t bytes;         // of the mirror
+    void *own;            // memory of a mirror that is longer than planned; NULL: none
     cudaEvent_t returned; // the result has been copied to the device
 } StagedOp;
 typedef struct {
     StagedOp *ops; // [most]
     int64_t most, started;
-    size_t bytes; // of a mirror
 } StagedRing;
 typedef struct {
     Stream *stream;
@@ -85,6 +86,17 @@ static inline void staged_wait(Comm *c, CommRequest r) {
         staged_finish(c, &ring->ops[(t - 1) % ring->most]);
     }
 }
+// Makes a mirror longer that is not in use: how many rows experts get is known only now.
+static inline void staged_grow(StagedOp *o, size_t bytes) {
+    ops_free_host(o->own);
+    o->bytes = bytes + bytes / 4; // the next ones may have some more
+    o->own = ops_alloc_host(o->bytes);
+    if (!o->own) {
+        die(EXIT_RESOURCES, "one rank for each GPU needs none",
+            "cannot pin %zu bytes of host memory for rows of experts", o->bytes);
+    }
+    o->mirror = (char *)o->own;
+}
 static inline int64_t staged_begin(Comm *c, const CommOp *op) {
     Staged *s = staged_state(c);
     StagedRing *ring = &s->rings[op->kind == COMM_SEND];
@@ -99,11 +111,12 @@ static inline int64_t staged_begin(Comm *c, const CommOp *op) {
         end = b[gathers ? g->me + 1 : g->n];
         all = b[g->n] + (to ? to[g->n] : 0);
     }
-    if ((size_t)(all * size) > ring->bytes) {
+    if ((size_t)(all * size) > o->bytes && !to) {
         die(EXIT_RESOURCES, NULL, "no memory to stage %" PRId64 " bytes", all * size);
     }
     staged_finish(c, o);
     while (!cuda_happened(o->returned)) { comm_progress(); }
+    if ((size_t)(all * size) > o->bytes) { staged_grow(o, (size_t)(all * size)); }
     o->op = *op;
     CommOp over_host = *op;
     over_host.in = o->mirror;
@@ -122,6 +135,7 @@ static inline void staged_end(Comm *c) {
     for (int k = 0; k < 2; k++) {
         for (int64_t i = 0; i < s->rings[k].most; i++) {
             CUDA_CHECK(cudaEventDestroy(s->rings[k].ops[i].returned));
+            ops_free_host(s->rings[k].ops[i].own);
         }
         free(s->rings[k].ops);
     }
@@ -133,14 +147,14 @@ static inline void staged_end(Comm *c) {
 static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging,
                                const CommTraffic *traffic) {
     Staged *s = new_array(Staged, 1, "staged messages");
-    const size_t most[2] = {STAGED_MOST, traffic->bytes ? (size_t)traffic->most : 0},
-                 longest[2] = {(size_t)max_i64((int64_t)bytes, STAGED_LEAST), traffic->bytes};
+    const size_t most[2] = {STAGED_MOST, traffic->bytes ? (size_t)traffic->most : 0};
+    size_t longest[2] = {(size_t)max_i64((int64_t)bytes, STAGED_LEAST), traffic->bytes};
     size_t pinned = staging = (size_t)round_up((int64_t)staging, 4096);
     s->stream = stream;
     for (int k = 0; k < 2; k++) {
         s->rings[k].most = (int64_t)most[k];
-        s->rings[k].bytes = (size_t)round_up((int64_t)longest[k], 4096);
-        pinned += most[k] * s->rings[k].bytes;
+        longest[k] = (size_t)round_up((int64_t)longest[k], 4096);
+        pinned += most[k] * longest[k];
     }
     s->pinned = (char *)ops_alloc_host(pinned);
     if (!s->pinned) {
@@ -153,7 +167,8 @@ static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t sta
         for (int64_t i = 0; i < s->rings[k].most; i++) {
             StagedOp *o = &s->rings[k].ops[i];
             o->mirror = mirror;
-            mirror += s->rings[k].bytes;
+            o->bytes = longest[k];
+            mirror += longest[k];
             CUDA_CHECK(cudaEventCreateWithFlags(&o->returned, cudaEventDisableTiming));
         }
     }

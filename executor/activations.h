@@ -160,6 +160,9 @@ typedef struct {
     float *host_logits;  // (Vp)
     float *host_weights; // (rows) of clipped samples
     ExpertLoads loads;   // of a pass
+    // memory is apart: [limits.in_flight][units][2][experts] loads, and arrivals, on the host
+    int32_t *counts;
+    float *shares; // of experts (ExpertLoads), among the buffers
     GrownRows grown;
     double *losses, *right;        // [samples of a pass] for Pass
     double *message;               // [samples of a pass + ranks] for executor_share()
@@ -246,6 +249,16 @@ static inline size_t executor_stash_all(const ExecutorShape *shape, const GptMod
            executor_stash_bytes(shape, m);
 }
 
+// Puts what counts the rows of a block's experts where the host reaches it, too. On a CPU it is
+// among the activations.
+static inline void executor_place_counts(Executor *e, int64_t place, int unit) {
+    const int64_t experts = e->model->config.experts;
+    const UnitSpec *spec = gpt_unit_spec(e->model, UNIT_BLOCK);
+    void **value = e->acts[place].unit[unit].value;
+    int32_t *counts = e->counts + (place * e->model->units + unit) * 2 * experts;
+    value[unit_op(spec, OP_ROUTER)->stats[1]] = counts;
+    if (e->model->arch->exchanges) { value[unit_message(spec, 1)->stats[1]] = counts + experts; }
+}
 static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
     const ExecutorShape *shape = &e->shape;
     const int64_t N = shape->rows * shape->T;
@@ -275,6 +288,7 @@ static inline void executor_carve_acts(Executor *e, Arena *a, int64_t place) {
         } else {
             unit_carve_values(&acts->unit[u], a, e->model, class_of, N);
         }
+        if (block && e->counts) { executor_place_counts(e, place, u); }
         if (u == head) { acts->targets = (int32_t *)arena_take(a, N * sizeof(int32_t)); }
     }
 }
@@ -385,6 +399,9 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
         e->sent[i] = sends ? arena_reals(a, n) : NULL;
     }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
+    if (e->model->config.experts) {
+        e->shares = arena_floats(a, e->model->config.layers * e->model->config.experts);
+    }
     if (shape->generates) { executor_carve_caches(e, a); }
     for (int64_t i = 0; i < e->clips; i++) {
         clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, &shape->units,
@@ -452,6 +469,7 @@ static inline void executor_free(Executor *e) {
     ops_free_host(e->host_tokens);
     ops_free_host(e->host_targets);
     ops_free_host(e->host_losses);
+    ops_free_host(e->counts);
     for (int64_t i = 0; i < e->shape.limits.in_flight; i++) {
         free_all(e->acts[i].boundary, e->acts[i].unit);
     }
@@ -514,6 +532,11 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
 // The executor owns both from now on.
 static inline void executor_place(Executor *e, void *activations, void *buffers) {
     Arena of_activations = {(char *)activations, 0}, of_buffers = {(char *)buffers, 0};
+    const int64_t counts =
+        e->shape.limits.in_flight * e->model->units * 2 * e->model->config.experts;
+    if (counts && ops_memory_apart()) {
+        e->counts = (int32_t *)memory_take_host((size_t)counts * sizeof *e->counts, "loads");
+    }
     e->activations = (char *)activations;
     e->buffers = (char *)buffers;
     executor_carve_activations(e, &of_activations);

@@ -43,6 +43,7 @@ typedef struct {
     const GradientBuffers *grads;
     const Clip *clip;
     float *weights; // of samples, if they are clipped
+    float aux, z;   // of routers' losses (Pass)
     // generated text (UnitCall)
     int64_t first;
     KeyCache cache;
@@ -223,15 +224,11 @@ static inline UnitCall executor_call(Executor *e, const Work *w) {
     return c;
 }
 
-static inline void run_forward(Executor *e, const Work *w, const Pass *pass) {
+static inline void run_forward(Executor *e, const Work *w) {
     UnitCall c = executor_call(e, w);
     c.recompute = w->kind == ACT_RECOMPUTE;
     if (!c.recompute) { c.buffers.value[VALUE_Y] = w->y; }
     unit_pass(&c, PART_FORWARD);
-    if (pass->counts && c.model->config.experts && gpt_unit_class(c.model, w->unit) == UNIT_BLOCK &&
-        !c.recompute && w->part == 0) {
-        expert_loads_count(&e->loads, &c, w->unit);
-    }
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, const Pass *pass) {
@@ -249,10 +246,9 @@ static inline void run_backward_input(Executor *e, const Work *w, UnitCall *c, c
         c->classifier.scale = pass->scale;
     }
     if (e->loads.experts && !head) {
-        c->router.shares =
-            pass->aux > 0 ? e->loads.shares + (w->unit - 1) * e->loads.experts : NULL;
-        c->router.aux = pass->aux;
-        c->router.z = pass->z;
+        c->router.shares = w->aux > 0 ? e->shares + (w->unit - 1) * e->loads.experts : NULL;
+        c->router.aux = w->aux;
+        c->router.z = w->z;
     }
     unit_pass(c, PART_BACKWARD_INPUT);
 }
@@ -342,7 +338,7 @@ static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass
 
 static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_FORWARD || w->kind == ACT_RECOMPUTE) {
-        run_forward(e, w, pass);
+        run_forward(e, w);
         return;
     }
     if (e->shape.clip.on) {
@@ -459,7 +455,10 @@ static inline void routed_prepare(Executor *e, const Action *a, const UnitCall *
     const int ranks = e->store->plan.expert_ranks.all.n;
     int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
             *comes = (int32_t *)c->buffers.value[n->stats[!back]];
-    if (!back && a->part == 1) { routed_arrivals(e, sent, comes); }
+    if (!back && a->part == 1) {
+        ops_wait(e->stream); // for the loads
+        routed_arrivals(e, sent, comes);
+    }
     routed_bounds(e->model, sent, bounds);
     routed_bounds(e->model, comes, bounds + ranks + 1);
     // what comes first, forward or back, is as much as what is made of it
@@ -518,10 +517,20 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     }
     w.kind = a->kind;
     w.part = a->part;
-    bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
+    w.aux = pass->aux;
+    w.z = pass->z;
+    const bool block = a->unit > 0 && a->unit < e->model->units - 1,
+               varies = unit_counts_rows(gpt_unit_spec(e->model, UNIT_BLOCK),
+                                         a->kind == ACT_BACKWARD_WEIGHT ? -1 : a->part),
+               repeated = block && !e->marks && !varies;
     if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
         run_work(e, &w, pass);
         if (repeated) { ops_repeat_end(e->stream); }
+    }
+    if (pass->counts && e->loads.experts && block && a->kind == ACT_FORWARD && a->part == 0) {
+        const UnitCall c = executor_call(e, &w);
+        if (e->model->arch->exchanges) { ops_wait(e->stream); } // else the pass has waited
+        expert_loads_count(&e->loads, &c, w.unit);
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {

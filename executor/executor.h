@@ -129,6 +129,13 @@ static inline bool executor_run_states(Executor *e, const Action *a, const Optim
     }
     return true;
 }
+// Finds the shares of a step of so many tokens from the loads of its forward passes, and has them
+// where the operations are. All ranks call it.
+static inline void executor_share_loads(Executor *e, int64_t tokens) {
+    const size_t n = (size_t)(e->loads.layers * e->loads.experts);
+    expert_loads_share(&e->loads, e->comm, tokens);
+    ops_from_host(e->stream, e->shares, e->loads.shares, n * sizeof(float));
+}
 // Runs one action of step `of`, which is not deferred.
 static inline void executor_run_action(Executor *e, const Schedule *schedule, const Action *a,
                                        const Pass *pass, const OptimizerStep *optimizer,
@@ -136,7 +143,7 @@ static inline void executor_run_action(Executor *e, const Schedule *schedule, co
     if (executor_run_states(e, a, optimizer, of_step)) { return; }
     // if no pass came before the step, its forward passes are done when the first one goes back
     if (a->kind == ACT_BACKWARD_INPUT && pass->aux > 0 && !e->loads.known) {
-        expert_loads_share(&e->loads, e->comm, pass_tokens(pass));
+        executor_share_loads(e, pass_tokens(pass));
     }
     switch (a->kind) {
     case ACT_PREFETCH:
@@ -289,7 +296,7 @@ static inline void executor_look_at_loads(Executor *e, const Program *program, c
         pass.host_row = 0;
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, e->step, NULL);
     }
-    expert_loads_share(l, e->comm, pass_tokens(step));
+    executor_share_loads(e, pass_tokens(step));
     expert_loads_clear(l);
 }
 

@@ -98,7 +98,9 @@ static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_
                             .logits = logits,
                             .kv_heads = m->config.kv_heads,
                             .D = m->config.head_dim,
-                            .widest = gpt_widest(m)};
+                            .widest = gpt_widest(m),
+                            .experts = m->config.experts,
+                            .choices = gpt_choices(&m->config)};
     return ops_workspace_bytes(shape, threads);
 }
 
@@ -445,6 +447,8 @@ static inline void router_backward_weight(const OpCall *o) {
 }
 static inline void dispatch_forward(const OpCall *o) {
     ops_dispatch(o->s, o->out[0], o->in[0], op_route(o), o->width);
+    // the next operations ask on the host for the loads, or a message (run_exchange)
+    if (!o->call->model->arch->exchanges) { ops_wait_loads(o->s); }
 }
 static inline void dispatch_backward_input(const OpCall *o) {
     ops_dispatch_backward(o->s, o->dx, o->so_far, o->dout, op_route(o), o->width);
@@ -675,6 +679,17 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
             op_kinds[n->kind].part[part](&o);
         }
     }
+}
+
+// Does the host have to know how many rows experts have, to start the operations of a part of a
+// unit, or (part < 0) of all parts? Such work differs from time to time.
+static inline bool unit_counts_rows(const UnitSpec *u, int part) {
+    bool counts = false;
+    for (int i = 0; i < u->op_count; i++) {
+        counts |= op_kinds[u->ops[i].kind].part[PART_FORWARD] == experts_forward &&
+                  (part < 0 || part == unit_part(u, i));
+    }
+    return counts;
 }
 
 // Returns the model's classifier, which is in the head.

@@ -43,8 +43,9 @@ typedef struct {
     // Rows of logits that the workspace can hold, at most. 0 if the caller always passes a buffer
     // for them.
     int64_t logits;
-    int64_t kv_heads, D; // of attention; 0: NH heads of C / NH channels
-    int64_t widest;      // outputs of the widest linear layer; 0: 4 C
+    int64_t kv_heads, D;      // of attention; 0: NH heads of C / NH channels
+    int64_t widest;           // outputs of the widest linear layer; 0: 4 C
+    int64_t experts, choices; // of a block, and of a token; 0: none
 } OpsShape;
 enum { LOGITS_PLENTY = 1 << 30 }; // for OpsShape.logits: no limit but the operation's
 // The shape of attention: heads of D elements. `heads` query heads share `kv_heads` heads of keys
@@ -430,9 +431,12 @@ typedef struct {
 #define LOAD_UNIT 0x1p-100f
 // p(N, experts) = softmax of in(N, C) weight(experts, C)^T, within each group, in fp32. Makes the
 // route: of each group, the experts of the largest p + bias; of equal ones, the first.
-// loads(experts): how many rows each gets.
+// loads(experts): how many rows each gets, in memory of ops_alloc_host() or ops_alloc().
 static void ops_route(Stream *s, Route route, int32_t *loads, float *p, const Real *in,
                       const Real *weight, const Real *bias, int64_t C, Router router);
+// Returns when the host can read the loads of the last ops_route(), if these are in memory of
+// ops_alloc_host(). After recorded work that has routed, only ops_wait() does.
+static void ops_wait_loads(Stream *s);
 // dx(N, C) = before + dlogits weight, where before may be NULL, or dx. p becomes dlogits.
 static void ops_route_backward_input(Stream *s, Real *dx, const Real *before, float *p, Route route,
                                      const Real *weight, int64_t C, Router router,

@@ -193,14 +193,12 @@ static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
 static inline void plan_check_experts(const Plan *p) {
     const Config *c = p->config;
     const Options *o = &c->options;
-    double peak;
     const char *with = o->cyclic       ? "--cyclic"
                        : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
                        : optimizers[o->optimizer].cut == CUT_MATRICES ? "--optimizer muon"
                        : o->zero_quantized_weights                    ? "--zero-quantized-weights"
                        : o->zero_quantized_gradients                  ? "--zero-quantized-gradients"
                        : o->zero_hpz_partition_size > 1               ? "--zero-hpz-partition-size"
-                       : *ops_device(&peak) && !*o->cluster           ? "a GPU"
                                                                       : NULL;
     if (!p->model.config.experts) {
         with = o->moe_balance             ? "--moe-balance"

@@ -25,7 +25,6 @@
 // logits(Vp) on the host. All ranks of the stage call it.
 static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n, float *logits) {
     const GptModel *m = e->model;
-    const Pass none = {};
     for (int unit = 0; unit < m->units; unit++) {
         if (!executor_has(&e->shape, unit)) { continue; }
         Work w = executor_work(e, unit, 0, 1, n - first);
@@ -40,7 +39,7 @@ static inline void executor_stage_forward(Executor *e, int64_t first, int64_t n,
             w.states.params[gpt_storage_class(m, storages[i])] =
                 executor_acquire(e, storages[i], version, e->map->rows[storages[i]].param_slot);
         }
-        run_forward(e, &w, &none);
+        run_forward(e, &w);
         if (w.unit == m->units - 1) {
             executor_logits_of_rows(
                 e, &w.states,

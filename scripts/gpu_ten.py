@@ -65,6 +65,7 @@ PROGRAMS = {  # on a GPU; and the emulation's, for a rehearsal at toy size
     "attention": ("build/gpu_bench_attention", "build/bench_attention_emu"),
 }
 Case = collections.namedtuple("Case", "model rows T")
+EXPERTS = "layers=8,heads=16,kv_heads=4,channels=1024,vocab=32000"
 CASES = {
     "124M": Case("gpt2:124M", 64, 1024),
     "774M": Case("gpt2:774M", 16, 1024),
@@ -72,14 +73,20 @@ CASES = {
     "Llama 1B": Case("llama3.2:1B", 8, 2048),
     "nano d12": Case("arch=nano,layers=12,heads=6,channels=768,vocab=50304", 64, 1024),
     "Qwen3 0.6B": Case("qwen3:0.6B", 8, 2048),
+    "Mixtral 0.8B": Case(f"arch=llama,{EXPERTS},experts=8,top_k=2,expert_ffn=3584", 16, 1024),
+    "Qwen3-MoE 0.9B": Case(f"arch=qwen3,{EXPERTS},experts=64,top_k=8,expert_ffn=512", 16, 1024),
 }
 TOY_CASE = Case("layers=2,heads=2,channels=16,vocab=100", 2, 16)
-KERNELS = {  # of bench_kernels: rows, T, C, heads, V, product, and of Llama heads of keys and F
+TOY_EXPERTS = Case("arch=llama,layers=2,heads=2,channels=16,vocab=100,experts=4", 2, 16)
+# of bench_kernels: rows, T, C, heads, V, product, of Llama heads of keys and F, experts and choices
+KERNELS = {
     "124M": (64, 1024, 768, 12, 50257, 8192),
     "1558M": (16, 1024, 1600, 25, 50257, 8192),
     "Llama 1B": (8, 2048, 2048, 32, 128256, 8192, 8, 8192),
+    "Mixtral 0.8B": (16, 1024, 1024, 16, 32000, 8192, 4, 3584, 8, 2),
+    "Qwen3-MoE 0.9B": (16, 1024, 1024, 16, 32000, 8192, 4, 512, 64, 8),
 }
-TOY_KERNELS = 1, 16, 16, 2, 100, 32, 1, 32
+TOY_KERNELS = 1, 16, 16, 2, 100, 32, 1, 32, 4, 2
 OWN, CUDNN = "own attention", "cuDNN"
 ATTENTIONS = {OWN: {"TRAIN_GPT_OWN_ATTENTION": "1"}, CUDNN: {}}  # the environment
 
@@ -93,6 +100,7 @@ ELSEWHERE = re.compile(rf"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so|{NV
 FILES = [f"scripts/{name}.py" for name in ("gpu_ten", "gpu_peer", "bench_peers")]
 FILES += [f"test/{name}.py" for name in ("harness", "test_gpu", "test_gpu_device")]
 FILES += [f"test/golden/gpt_tiny{end}.bin" for end in ("", "_model", "_tokens")]
+FILES += ["test/golden/experts.json"]
 # The packed file's own program. Python runs a zip file that has one.
 UNPACK = f"""
 import os, sys, tarfile, tempfile, time, zipfile
@@ -357,7 +365,8 @@ class Run:
 
     def train(self, name, attention, seconds, steps=10, title="", micro_steps=1, **flags):
         """Steps of a model in bf16: the median time, the memory."""
-        case = TOY_CASE if self.toy else CASES[name]
+        toy = TOY_EXPERTS if "experts" in CASES[name].model else TOY_CASE
+        case = toy if self.toy else CASES[name]
         title, tokens = f"{name}, {title or attention}", int(case.rows * case.T * micro_steps)
         log = os.path.join(self.work, title + ".jsonl")
         flags.update({"train": self.shard, "model": case.model, "seq-len": case.T, "log": log})
@@ -451,7 +460,9 @@ def correctness(t):
         words = [sys.executable, ROOT + "/test/test_gpu_device.py", "Device." + test]
         t.run(test, words, 75, ran, TEST_ALL=str(int(t.toy)))
 
-    tests = ("test_bf16",) if t.toy else ("test_golden", "test_bf16", "test_bits")
+    tests = ("test_experts", "test_bf16")
+    if not t.toy:
+        tests += ("test_golden", "test_bits")
     together(
         lambda: operations("operations", "operations", "*"),
         lambda: operations("operations, production", "production", "*"),
@@ -530,6 +541,15 @@ def systems(t):
         t.train("1558M", CUDNN, 90, 8, title, offload=what, **profiled)
 
 
+def experts(t):
+    """Mixtures of experts: few large ones, many small ones; balanced in two ways"""
+    profiled = {"profile-steps": "7:8"}
+    bias = {"moe-balance": "bias", **profiled}
+    t.train("Mixtral 0.8B", CUDNN, 15, 8, **bias)
+    t.train("Mixtral 0.8B", CUDNN, 15, 8, "balanced by its loss", **{"moe-balance": "aux"})
+    t.train("Qwen3-MoE 0.9B", CUDNN, 15, 8, **bias)
+
+
 def counters(t):
     """What ncu counts in the third call of each of the program's own kernels"""
     sections = "SpeedOfLight MemoryWorkloadAnalysis WarpStateStats Occupancy LaunchStats".split()
@@ -571,13 +591,14 @@ STEPS = {  # name: (seconds, what it does)
     "first steps": (10, first_steps),
     "correctness": (60, correctness),
     "nccl": (30, nccl),
-    "ceilings": (25, ceilings),
-    "kernels": (35, kernels),
+    "ceilings": (15, ceilings),
+    "kernels": (30, kernels),
     "124M": (55, small),
-    "1558M": (75, large),
+    "1558M": (65, large),
     "others": (40, others),
+    "experts": (35, experts),
     "systems": (130, systems),
-    "counters": (50, counters),
+    "counters": (40, counters),
     "memory errors": (50, memory_errors),
 }
 

@@ -196,6 +196,7 @@ static inline void process_group_join(Comm *comm, ProcessGroup *p) {
 static inline void store_join(StatePlan *s, Comm *comm) {
     process_group_join(comm, &s->world);
     for (int i = 0; i < s->group_count; i++) { process_group_join(comm, &s->groups[i]); }
+    comm_join(comm, &s->expert_ranks.all);
 }
 
 // Allocates the memory of offloaded states. Copies from and to memory that is not pinned make the

@@ -1,9 +1,11 @@
 // bench_kernels.cu: times each operation of a training step on the shapes of GPT-2 or, with
-// KV_HEADS and F (the width of the feed-forward layer), of Llama, beside two ceilings measured
-// here: a copy in the device's memory and a large product. A JSON line each: the best of some
-// calls, by events. `bytes` and `flops` are what the operation must move and compute at least, not
-// what its kernels do. For scripts/gpu_ten.py.
-//   bench_kernels [ROWS T C HEADS V PRODUCT [KV_HEADS F]]     PRODUCT: the side of the square one
+// KV_HEADS and F (the width of the feed-forward layer), of Llama, or, with EXPERTS of that width, of
+// which a token has CHOICES, those of experts, beside two ceilings measured here: a copy in the
+// device's memory and a large product. A JSON line each: the best of some calls, by events. `bytes`
+// and `flops` are what the operation must move and compute at least, not what its kernels do. For
+// scripts/gpu_ten.py.
+//   bench_kernels [ROWS T C HEADS V PRODUCT [KV_HEADS F [EXPERTS CHOICES]]]
+//   PRODUCT: the side of the square one
 #define OPS_IMPLEMENTATION
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 
@@ -11,6 +13,7 @@ enum { CALLS = 7 }; // the first ones also load what they need
 
 typedef struct {
     int64_t rows, T, C, NH, V, product, kv_heads, F; // F: 0 for GPT-2
+    int64_t experts, choices;                        // 0: none
 } Shape;
 typedef struct {
     Stream s;
@@ -23,8 +26,13 @@ typedef struct {
     ExactSum *sum;
     int32_t *tokens;
     Rotary rotary;
+    // of experts: rows(N x choices, C), what is made of them (2 F), parameters, where rows go
+    Real *of_experts[2], *made, *matrices, *router;
+    float *gradients, *p;
+    Route route;
+    int32_t *loads; // on the host
 } Bench;
-enum { GPT2 = 1, LLAMA = 2, BOTH = GPT2 | LLAMA };
+enum { GPT2 = 1, LLAMA = 2, MIXTURE = 4, ALL = GPT2 | LLAMA | MIXTURE };
 typedef struct {
     int of; // models
     const char *name;
@@ -230,6 +238,53 @@ static void run_norm(Bench *b) {
 static void run_accumulate(Bench *b) {
     ops_accumulate(&b->s, b->states[0], b->states[1], b->parameters);
 }
+static Router router_of(const Bench *b) {
+    const Router r = {.experts = b->a.experts, .groups = 1, .top_k = b->a.choices};
+    return r;
+}
+static ExpertRows rows_of(const Bench *b) {
+    const ExpertRows rows = {.counts = b->loads, .sources = 1, .experts = b->a.experts};
+    return rows;
+}
+static void run_route(Bench *b) {
+    ops_route(&b->s, b->route, b->loads, b->p, b->small[0], b->router,
+              real_at_const(b->router, b->a.experts * b->a.C), b->a.C, router_of(b));
+}
+static void run_dispatch(Bench *b) {
+    ops_dispatch(&b->s, b->of_experts[0], b->small[0], b->route, b->a.C);
+}
+static void run_dispatch_backward(Bench *b) {
+    ops_dispatch_backward(&b->s, b->small[1], b->small[1], b->of_experts[0], b->route, b->a.C);
+}
+static void run_combine(Bench *b) {
+    ops_combine_rows(&b->s, b->small[1], b->of_experts[0], b->route, b->a.C);
+}
+static void run_combine_backward(Bench *b) {
+    ops_combine_rows_backward(&b->s, b->of_experts[1], b->small[1], b->of_experts[0], b->route,
+                              b->a.C);
+}
+static void run_experts(Bench *b) {
+    ops_experts_forward(&b->s, b->made, NULL, b->of_experts[0], b->matrices, rows_of(b), b->a.C,
+                        2 * b->a.F, false);
+}
+static void run_experts_input(Bench *b) {
+    ops_experts_backward_input(&b->s, b->of_experts[1], b->made, b->matrices, NULL, rows_of(b),
+                               b->a.C, 2 * b->a.F);
+}
+static void run_experts_weight(Bench *b) {
+    ops_experts_backward_weight(&b->s, b->gradients, b->made, b->of_experts[0], rows_of(b), b->a.C,
+                                2 * b->a.F, true);
+}
+// Gradients become smaller from call to call, as p is multiplied by them.
+static void run_route_input(Bench *b) {
+    const RouterLosses losses = {NULL, 0, 0};
+    ops_route_backward_input(&b->s, b->small[1], b->small[1], b->p, b->route, b->router, b->a.C,
+                             router_of(b), losses);
+}
+static void run_route_weight(Bench *b) {
+    ops_route_backward_weight(&b->s, b->gradients, b->states[0], b->p, b->route, b->loads,
+                              b->small[0], b->a.C, router_of(b), true);
+}
 
 static double seconds_of(Bench *b, void (*run)(Bench *b)) {
     double best = INFINITY;
@@ -242,6 +297,20 @@ static double seconds_of(Bench *b, void (*run)(Bench *b)) {
     }
     return best;
 }
+static void open_experts(Bench *b) {
+    const Shape *a = &b->a;
+    const int64_t n = b->N * a->choices, matrices = a->experts * 2 * a->F * a->C;
+    for (int i = 0; i < 2; i++) { b->of_experts[i] = take_reals(b, n * a->C); }
+    b->made = take_reals(b, n * 2 * a->F);
+    b->matrices = take_reals(b, matrices);
+    b->router = take_reals(b, a->experts * (a->C + 1)); // biases behind the weights
+    b->gradients = take_floats(matrices);
+    b->p = take_floats(b->N * a->experts);
+    b->route = route_at(take_floats(n * ROUTE_PARTS), b->N, a->choices);
+    b->loads = (int32_t *)ops_alloc_host((size_t)a->experts * sizeof *b->loads);
+    run_route(b);
+    ops_wait(&b->s);
+}
 static void open_bench(Bench *b, Shape a) {
     const OpsShape shape = {.rows = a.rows,
                             .T = a.T,
@@ -252,7 +321,9 @@ static void open_bench(Bench *b, Shape a) {
                             .logits = LOGITS_PLENTY,
                             .kv_heads = a.kv_heads,
                             .D = a.C / a.NH,
-                            .widest = max_i64(4 * a.C, 2 * a.F)};
+                            .widest = max_i64(4 * a.C, 2 * a.F),
+                            .experts = a.experts,
+                            .choices = a.choices};
     const int64_t side = a.product * a.product, widest = max_i64(4 * a.C, 2 * a.F);
     b->a = a;
     b->N = a.rows * a.T;
@@ -283,6 +354,7 @@ static void open_bench(Bench *b, Shape a) {
     }
     ops_from_host(&b->s, b->tokens, tokens, (size_t)b->N * sizeof *tokens);
     free(tokens);
+    if (a.experts) { open_experts(b); }
 }
 static void print_work(Bench *b, const Work *w) {
     const double seconds = seconds_of(b, w->run);
@@ -302,13 +374,15 @@ static void bench(Bench *b) {
                  turned = 2 * (qkv - kv / 2), F = (double)a->F, f = N * F * real;
     const double side = (double)a->product, P = (double)b->parameters, square = 4 * C * C,
                  head = (double)b->Vp * C, gate = 2 * F * C, positions = a->F ? 0 : T * C;
+    const double E = (double)a->experts, rows = N * (double)a->choices, moved = rows * C * real,
+                 made = rows * 2 * F * real, p = 4 * N * E, router = E * C;
     const Work works[] = {
-        {BOTH, "copy", run_copy, 8 * n, 0},
-        {BOTH, "product", run_product, 3 * side * side * real, 2 * side * side * side},
-        {BOTH, "copy of a gradient", run_copy_gradient, 2 * n, 0},
-        {BOTH, "zeros of a gradient", run_zero_gradient, n, 0},
-        {BOTH, "embedding", run_embedding, 2 * n + positions * real, 0},
-        {BOTH, "embedding backward", run_embedding_backward, 2 * n + 8 * N * C + 4 * positions, 0},
+        {ALL, "copy", run_copy, 8 * n, 0},
+        {ALL, "product", run_product, 3 * side * side * real, 2 * side * side * side},
+        {ALL, "copy of a gradient", run_copy_gradient, 2 * n, 0},
+        {ALL, "zeros of a gradient", run_zero_gradient, n, 0},
+        {ALL, "embedding", run_embedding, 2 * n + positions * real, 0},
+        {ALL, "embedding backward", run_embedding_backward, 2 * n + 8 * N * C + 4 * positions, 0},
         {GPT2, "layernorm", run_layernorm, 2 * n, 0},
         {GPT2, "residual and layernorm", run_layernorm_sum, 4 * n, 0},
         {GPT2, "layernorm backward, input", run_layernorm_input, 4 * n, 0},
@@ -317,7 +391,7 @@ static void bench(Bench *b) {
         {LLAMA, "residual and rmsnorm", run_rmsnorm_sum, 4 * n, 0},
         {LLAMA, "rmsnorm backward, input", run_rmsnorm_input, 4 * n, 0},
         {LLAMA, "rmsnorm backward, weight", run_rmsnorm_weight, 2 * n, 0},
-        {BOTH, "residual", run_residual, 3 * n, 0},
+        {ALL, "residual", run_residual, 3 * n, 0},
         {GPT2, "qkv, bias", run_qkv, 4 * n + 0.75 * square * real, 6 * N * C * C},
         {GPT2, "fc, bias and GELU", run_fc, 9 * n + square * real, 8 * N * C * C},
         {GPT2, "fcproj, bias", run_fcproj, 5 * n + square * real, 8 * N * C * C},
@@ -343,25 +417,38 @@ static void bench(Bench *b) {
         {LLAMA, "norm of heads backward, weight", run_head_norm_weight, turned, 0},
         {LLAMA, "SwiGLU", run_swiglu, 3 * f, 0},
         {LLAMA, "SwiGLU backward", run_swiglu_backward, 5 * f, 0},
-        {BOTH, "attention", run_attention, 2 * n + kv, 2 * N * T * C},
-        {BOTH, "attention backward", run_attention_backward, 4 * n + 2 * kv, 5 * N * T * C},
-        {BOTH, "classifier, all of it", run_classifier, 2 * n + head * (2 * real + 8),
-         6 * N * head},
-        {BOTH, "AdamW, bf16", run_adamw, 30 * P, 0},
-        {BOTH, "gradient norm", run_norm, 4 * P, 0},
-        {BOTH, "accumulate", run_accumulate, 12 * P, 0},
+        {MIXTURE, "router and places of rows", run_route, n + router * real + p, 2 * N * router},
+        {MIXTURE, "rows to experts", run_dispatch, n + moved, 0},
+        {MIXTURE, "rows to experts, backward", run_dispatch_backward, 2 * n + moved, 0},
+        {MIXTURE, "experts, gate and up", run_experts, moved + made + E * gate * real,
+         2 * rows * gate},
+        {MIXTURE, "experts backward, input", run_experts_input, moved + made + E * gate * real,
+         2 * rows * gate},
+        {MIXTURE, "experts backward, weight", run_experts_weight, moved + made + 8 * E * gate,
+         2 * rows * gate},
+        {MIXTURE, "sums of tokens' rows", run_combine, n + moved, 0},
+        {MIXTURE, "sums of tokens' rows, backward", run_combine_backward, n + 2 * moved, 0},
+        {MIXTURE, "router backward, input", run_route_input, 2 * n + router * real + 2 * p,
+         2 * N * router},
+        {MIXTURE, "router backward, weight", run_route_weight, n + p + 8 * router, 2 * N * router},
+        {ALL, "attention", run_attention, 2 * n + kv, 2 * N * T * C},
+        {ALL, "attention backward", run_attention_backward, 4 * n + 2 * kv, 5 * N * T * C},
+        {ALL, "classifier, all of it", run_classifier, 2 * n + head * (2 * real + 8), 6 * N * head},
+        {ALL, "AdamW, bf16", run_adamw, 30 * P, 0},
+        {ALL, "gradient norm", run_norm, 4 * P, 0},
+        {ALL, "accumulate", run_accumulate, 12 * P, 0},
     };
     for (const Work &w : works) {
-        if (w.of & (a->F ? LLAMA : GPT2)) { print_work(b, &w); }
+        if (w.of & (a->experts ? MIXTURE : a->F ? LLAMA : GPT2)) { print_work(b, &w); }
     }
 }
 
 int main(int argc, char **argv) {
     static Bench b; // zeros: the device's memory ends with the process
-    int64_t x[] = {16, 1024, 768, 12, 50257, 4096, 0, 0};
-    if (argc != 1 && argc != 7 && argc != 9) {
-        die(EXIT_INPUT, "give ROWS T C HEADS V PRODUCT [KV_HEADS F], or nothing", "%d arguments",
-            argc - 1);
+    int64_t x[] = {16, 1024, 768, 12, 50257, 4096, 0, 0, 0, 0};
+    if (argc != 1 && argc != 7 && argc != 9 && argc != 11) {
+        die(EXIT_INPUT, "give ROWS T C HEADS V PRODUCT [KV_HEADS F [EXPERTS CHOICES]], or nothing",
+            "%d arguments", argc - 1);
     }
     for (int i = 1; i < argc; i++) { x[i - 1] = atoll(argv[i]); }
     const Shape shape = {.rows = x[0],
@@ -371,7 +458,9 @@ int main(int argc, char **argv) {
                          .V = x[4],
                          .product = x[5],
                          .kv_heads = x[7] ? x[6] : x[3],
-                         .F = x[7]};
+                         .F = x[7],
+                         .experts = x[8],
+                         .choices = x[9]};
     b.s.threads = 1;
     ops_open(&b.s, 0, DTYPE_BF16);
     open_bench(&b, shape);

@@ -19,6 +19,7 @@
 //   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so;
 //                          then it needs it: must end with exit code 4
 #define OPS_IMPLEMENTATION
+#define STAGED_LEAST 4096
 #include "ops/cuda/clip_cuda.cuh" // with ops_cuda.cuh: all operations
 #include "comm/comm_nccl.cuh"
 
@@ -470,7 +471,8 @@ int main(int argc, char **argv) {
     } else {
         good = !environment_asks(ENVIRONMENT_NCCL_SHARED);
     }
-    staged_open(&comm, &stream, 2 * BYTES, STAGING, &messages);
+    // an all-to-all may send and receive as much, and needs more than was planned
+    staged_open(&comm, &stream, BYTES, STAGING, &messages);
     if (stuck) { return test_stuck(); }
     good = test_groups(processor) && good;
     comm_end(&comm);

@@ -12,6 +12,8 @@ Step        the host waits once in a step, blocks are replayed as graphs with th
             profile tells
 Memory      what is taken from the device is what was predicted; what does not fit is refused with
             the flags that would
+Experts     blocks with experts: losses, loads and messages are train_gpt's, also where more rows
+            come than were planned for; the host never waits for a whole stream inside a step
 Ranks       with a GPU each they use NCCL, with one for all MPI; what is sent is what was predicted;
             a lost rank is named
 Checked     each access of the kernels of a step is looked at (docs/gpu.md), and counted
@@ -511,6 +513,146 @@ class Memory(TestCase):
         self.check_refused(least * 0.99 // 1, "no --micro-batch fits", model=large)
 
 
+class Experts(TestCase):
+    """Steps of small models in fp32 (test/golden/experts.json has what train_gpt computed)."""
+
+    SHAPE = "layers=2,heads=2,channels=16,vocab=101,experts=6,expert_ffn=12"
+    MODELS = {
+        "llama": f"arch=llama,tie=1,{SHAPE},top_k=2",
+        "qwen3": f"arch=qwen3,{SHAPE},top_k=3",
+        "prototypes": f"arch=llama,{SHAPE},top_k=2,prototypes=3",
+        "gpt2": f"arch=gpt2,{SHAPE},top_k=2",
+    }
+    # Rounding may change which expert is chosen: eps keeps small gradients from being all sign.
+    RUN = dict(steps=4, lr=1e-2, eps=1e-3, batch_tokens=80, micro_batch=2, val_every=2, seed=3)
+    LOADS = ("expert_load_max", "expert_load_entropy", "expert_tokens_dropped")
+
+    @classmethod
+    def flags(cls, model, **changes):
+        return {**cls.RUN, "model": cls.MODELS[model], **changes}
+
+    @classmethod
+    def found(cls, program, ranks, gpus, environment=(), **flags):
+        """Losses and norms, loads, traffic; memory is as predicted."""
+        environment = {"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus), **dict(environment)}
+        events, _ = job(program, ranks, environment=environment, **flags)
+        steps = [event for event in events if event["event"] == "step"]
+        loads = [[round(event[key], 12) for key in cls.LOADS] for event in steps]
+        return (*losses_of(events), loads, events[-1]["traffic"]["measured"]), events
+
+    def check(self, model, ranks=1, gpus=1, environment=(), tolerance=SAME, **changes):
+        flags = self.flags(model, **changes)
+        with self.subTest(ranks=ranks, gpus=gpus, **flags):
+            found, events = self.found("train_gpt_emu", ranks, gpus, environment, **flags)
+            expected, _ = self.found("train_gpt", ranks, gpus, **flags)
+            self.assert_close(found[0], expected[0], tolerance)
+            self.assert_close(found[1], expected[1], 10 * tolerance)
+            self.assertEqual(found[2:], expected[2:])
+            memory = events[-1]["memory"]
+            for kind in ("parameters", "gradients", "optimizer"):
+                self.assertEqual(memory["predicted"][kind], memory["measured"][kind], kind)
+            return found, events
+
+    def test_losses(self):
+        """Of each architecture, each balance; what is recorded for GPUs is what both compute."""
+        with open(os.path.join(ROOT, "test/golden/experts.json")) as file:
+            golden = json.load(file)
+        for name, run_of in golden.items():
+            found, _ = self.check(name, **run_of["flags"])
+            self.assert_close(found[0], run_of["losses"], SAME, name)
+            self.assert_close(found[1], run_of["norms"], 10 * SAME, name)
+        self.assertEqual(set(golden), set(self.MODELS))
+        balances = {run_of["flags"].get("moe_balance") for run_of in golden.values()}
+        self.assertEqual(balances, {None, "bias", "aux"})
+
+    def test_layouts(self):
+        """Recomputed, offloaded, over ranks and stages; by NCCL and through the host."""
+        cases = [
+            ("llama", 2, 2, dict(zero=3, recompute="block", moe_balance="aux")),
+            ("gpt2", 1, 1, dict(zero=2, offload="all", moe_balance="bias")),
+            ("qwen3", 2, 1, dict(pipeline=2, moe_balance="bias")),
+            ("prototypes", 2, 2, dict(zero=1, share="all", delink_at=2)),
+            ("qwen3", 4, 4, dict(zero=2, micro_batch=1, moe_balance="aux")),
+        ]
+        for model, ranks, gpus, changes in cases if ALL else sample(cases[:-1], 1):
+            self.check(model, ranks, gpus, **changes)
+
+    def test_exchange(self):
+        """Experts are divided over ranks: all rows arrive, however many they are."""
+        uneven = {"moe_buffer": 0.25}  # more rows come than memory was planned for
+        cases = [
+            ("llama", 2, 2, dict(moe_balance="aux", **uneven)),
+            ("qwen3", 2, 1, dict(zero=2, moe_balance="bias", **uneven)),
+            ("gpt2", 2, 2, dict(zero=1, recompute="block")),
+            ("prototypes", 3, 1, dict(batch_tokens=120, zero=3)),
+            ("llama", 4, 4, dict(expert_parallel=2, micro_batch=1, zero=3, moe_balance="bias")),
+            ("qwen3", 4, 1, dict(expert_parallel=2, pipeline="2:2,2:2", moe_balance="aux")),
+        ]
+        short = dict(steps=2, val_every=0)
+        for model, ranks, gpus, changes in cases if ALL else [cases[0], *sample(cases[1:3], 1)]:
+            self.check(model, ranks, gpus, **short, **{"expert_parallel": ranks, **changes})
+
+    def test_bits(self):
+        """Threads and streams in another order, launches one by one, recomputation, ZeRO: the same
+        bits."""
+        flags = self.flags("llama", moe_balance="aux")
+        first, _ = self.found("train_gpt_emu", 1, 1, **flags)
+        for changes in sample([dict(recompute="block"), dict(profile_steps="1:4"), dict()], 2):
+            again = {"EMU_SEED": str(SEED + 1)}
+            found, _ = self.found("train_gpt_emu", 1, 1, again, **flags, **changes)
+            self.assertEqual(found, first, changes)
+        flags = self.flags("qwen3", expert_parallel=2, moe_balance="bias")
+        first = self.found("train_gpt_emu", 2, 2, **flags)[0][:3]
+        for changes in sample([dict(profile_steps="1:4"), dict(zero=1), dict(zero=2)], 1):
+            self.assertEqual(self.found("train_gpt_emu", 2, 2, **flags, **changes)[0][:3], first)
+
+    def test_bf16(self):
+        """Mixtral's block in bf16 trains as in fp32, to its precision; so does GPT-2's, whose GELU
+        is no part of a product here."""
+        for model in ("llama", "gpt2"):
+            flags = self.flags(model, dtype="bf16")
+            losses = self.found("train_gpt_emu", 1, 1, **flags)[0][0]
+            exact = self.found("train_gpt", 1, 1, **self.flags(model))[0][0]
+            self.assert_close(losses, exact, SAME_BF16)
+            self.assertNotEqual(losses, exact)
+
+    def test_resume(self):
+        """On one rank what two have begun."""
+        flags = self.flags("llama", moe_balance="bias", val_every=0)
+        with tempfile.TemporaryDirectory() as out:
+            begun = dict(flags, out=out, steps=2, save_every=2, expert_parallel=2)
+            first, _ = self.found("train_gpt_emu", 2, 2, **begun)
+            then, _ = self.found("train_gpt_emu", 1, 1, **flags, out=out, resume=1)
+        whole, _ = self.found("train_gpt", 1, 1, **flags)
+        self.assert_close(first[0] + then[0], whole[0], SAME)
+        self.assertEqual(first[2] + then[2], whole[2])
+
+    def test_waits(self):
+        """The host waits for the loads alone, not for all that the device was given."""
+        with tempfile.TemporaryDirectory() as folder:
+            counts = {}
+            for model in ("llama", "dense"):
+                path = os.path.join(folder, model)
+                flags = self.flags("llama", val_every=0)
+                if model == "dense":
+                    flags["model"] = "arch=llama,layers=2,heads=2,channels=16,vocab=101"
+                job("train_gpt_emu", 1, environment={"EMU_COUNTS": path}, **flags)
+                with open(path) as file:
+                    counts[model] = json.load(file)
+        self.assertEqual(counts["dense"]["waits"], counts["llama"]["waits"])
+
+    def test_text(self):
+        """Generated text, a token at a time."""
+        flags = dict(steps=0, prompt="1 2 3", sample_tokens=6, temperature=0, train=None, val=None)
+        said = [
+            Job(1, os.path.join(ROOT, program), **{**FLAGS, **self.flags("qwen3", **flags)})
+            .done()
+            .out
+            for program in ("train_gpt", "train_gpt_emu")
+        ]
+        self.assertEqual(said[0], said[1])
+
+
 class Ranks(TestCase):
     def check_run(self, ranks, gpus, transport, tolerance, environment=(), **changes):
         events, _ = job(
@@ -727,6 +869,9 @@ class Checked(TestCase):
         (1, dict(PRIVATE, dtype="bf16", dp_clip_style="flat")),
         (2, dict(zero=3, zero_quantized_weights=1, zero_quantized_gradients=1)),
         (2, dict(zero=1, dtype="bf16", offload="optimizer", offload_update="device")),
+        (1, Experts.flags("llama", moe_balance="aux", recompute="block")),
+        (1, Experts.flags("gpt2", dtype="bf16", moe_balance="bias")),
+        (2, Experts.flags("qwen3", expert_parallel=2, zero=1)),
     ]
 
     def check(self, ranks, changes):

@@ -3,7 +3,7 @@
 be tried without one.
 
 Device      the operations' case table, PyTorch's golden numbers, 1, 2 and 4 ranks on one GPU, also
-            by NCCL, graphs, resume, too little memory.
+            by NCCL, experts, graphs, resume, too little memory.
             Skipped without a GPU; TEST_ALL=1 then runs the same tests on the emulation
 Recipes     scripts/recipes: every flag is one, and what their headers say of tokens, memory and
             time is what the program says
@@ -20,7 +20,7 @@ import unittest
 
 import harness
 from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
-from test_gpu import ENVIRONMENT, SAME_BF16, job, losses_of, run
+from test_gpu import ENVIRONMENT, SAME_BF16, Experts, job, losses_of, run
 
 
 def find_gpu():
@@ -76,6 +76,22 @@ class Device(TestCase):
             with self.subTest(ranks=ranks, **changes):
                 self.assert_close(found["1"][0], found["0"][0], SAME)
                 self.assert_close(found["1"][1], found["0"][1], SAME_NORM)
+
+    def test_experts(self):
+        """What train_gpt computed (test/make_experts_golden.py); on two ranks, the same experts on
+        both, and divided, through the host and by NCCL."""
+        with open(os.path.join(ROOT, "test/golden/experts.json")) as file:
+            golden = json.load(file)
+        cases = [(name, 1, {}, "0") for name in golden]
+        cases += [("llama", 2, {"zero": 2}, "0")]
+        cases += [(name, 2, {"expert_parallel": 2}, nccl) for name, nccl in zip(golden, "0101")]
+        for name, ranks, changes, nccl in cases:
+            flags = Experts.flags(name, **golden[name]["flags"], **changes)
+            with self.subTest(name, ranks=ranks, nccl=nccl, **changes):
+                asked = {"TRAIN_GPT_NCCL_SHARED": nccl}
+                losses, norms = run(PROGRAM, ranks, environment=asked, **flags)
+                self.assert_close(losses, golden[name]["losses"], SAME)
+                self.assert_close(norms, golden[name]["norms"], SAME_NORM)
 
     def test_bf16(self):
         losses = run(PROGRAM, val_every=0, dtype="bf16")[0]

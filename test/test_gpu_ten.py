@@ -140,7 +140,8 @@ class Whole(InFolder):
         self.check_kernels(of["kernels, 124M"]["found"])
         self.check_llama_kernels(of["kernels, Llama 1B"]["found"])
         self.assertEqual(of["attention"]["found"][0]["kv_heads"], 2)
-        systems = {name for name, entry in entries.items() if entry["step"] == "systems"}
+        self.check_expert_kernels(of["kernels, Qwen3-MoE 0.9B"]["found"])
+        systems = {n for n, entry in entries.items() if entry["step"] in ("systems", "experts")}
         predicted = json.loads(Path(gpu_table.PREDICTED).read_text())
         self.assertEqual([systems] * 2, [set(predicted[card]) for card in ("H100", "H200")])
         for model in gpu_table.MODELS:
@@ -176,6 +177,17 @@ class Whole(InFolder):
         self.assertEqual(found["embedding"]["bytes"], 2 * 2 * N * C)
         self.assertIn("norm of heads backward, weight", found)
         self.assertNotIn("layernorm", found)
+
+    def check_expert_kernels(self, found):
+        found = {work["kernel"]: work for work in found}
+        N, C, F, E, rows = 16, 16, 32, 4, 2 * 16
+        self.assertEqual(found["router and places of rows"]["flops"], 2 * N * E * C)
+        self.assertEqual(found["rows to experts"]["bytes"], 2 * C * (N + rows))
+        self.assertEqual(found["experts backward, input"]["flops"], 2 * rows * C * 2 * F)
+        self.assertEqual(found["sums of tokens' rows, backward"]["bytes"], 2 * C * (N + 2 * rows))
+        read = 2 * N * C + 4 * N * E
+        self.assertEqual(found["router backward, weight"]["bytes"], read + 8 * E * C)
+        self.assertIn("copy", found)
 
     def test_the_other_attention(self):
         """Steps that are not by the attention that their name says are no figure."""

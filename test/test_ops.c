@@ -60,7 +60,7 @@ enum {
     COMBINE,
     SYMMETRIC,
     ORTHOGONALISE,
-    MIXTURE // the last: only the CPU has it
+    MIXTURE
 };
 enum { INPUTS = 4 };
 typedef struct {
@@ -399,7 +399,6 @@ static const Case cases[] = {
     {ORTHOGONALISE, 64, 1, 3, 0, 1, 2},
     {ORTHOGONALISE, 2, 1, 50, 0, 2, 2},
     {ORTHOGONALISE, 2, 1, 50, 0, 5, 2},
-#ifdef OPS_CPU_H
     // N = rows T, C, experts, top_k (+ 8: all tokens go to the last experts of each group, none to
     // the first; + 16: no other loss), groups, OC
     {MIXTURE, 1, 1, 1, 1, 1, 1, 1, 1},
@@ -411,7 +410,10 @@ static const Case cases[] = {
     {MIXTURE, 2, 13, 20, 8, 2 + 8, 3, 2, 20},
     {MIXTURE, 2, 10, 300, 3, 3, 2, 1, 5},
     {MIXTURE, 0, 4, 8, 4, 2, 2, 1, 8},
-#endif
+    // on a GPU: several tiles of experts, parts of the tokens; blocks that sort; blocks of channels
+    {MIXTURE, 2, 75, 12, 70, 4, 2, 1, 9},
+    {MIXTURE, 3, 400, 5, 12, 2, 2, 2, 3},
+    {MIXTURE, 1, 6, 1028, 4, 2, 2, 2, 3},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -472,7 +474,9 @@ static Stream stream_of(const Case *c, int threads) {
                       LOGITS_PLENTY,
                       c->kv_heads,
                       c->D,
-                      0};
+                      0,
+                      c->op == MIXTURE ? c->other : 0,
+                      c->op == MIXTURE ? c->kv_heads * (c->variant % 8) : 0};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads);
@@ -2036,13 +2040,13 @@ static void head_norm_samples_run(const Case *c, Stream *s, float **in, float *o
     ops_free(dk_weights);
 }
 
-#ifdef OPS_CPU_H
 // --- a mixture of experts, each of one matrix: router, dispatch, products, combine ---------------
 // in: x(N, C), router(E, C), weight(E, OC, C); out(N, OC) | of each token sum of lse^2 | of
 // shares p
 static const float of_z = 0.375f, of_aux = 1.25f;
 static Router mixture_router(const Case *c) {
-    return (Router){.experts = c->other, .groups = c->kv_heads, .top_k = c->variant % 8};
+    const Router r = {.experts = c->other, .groups = c->kv_heads, .top_k = c->variant % 8};
+    return r;
 }
 static double mixture_bias(const Case *c, int64_t e) {
     const int64_t each = c->other / c->kv_heads;
@@ -2078,7 +2082,7 @@ static int64_t experts_before(const Case *c, const double *p, int64_t first, int
 static void mixture_reference(const Case *c, double **in, double *out) {
     const Router r = mixture_router(c);
     const int64_t N = positions(c), C = c->C, OC = c->D, n = r.experts / r.groups;
-    double p[16];
+    double p[96];
     for (int64_t t = 0; t < N; t++) {
         double *y = out + t * OC, *squares = out + N * OC + t, *shares = squares + N;
         memset(y, 0, (size_t)OC * sizeof *y);
@@ -2174,8 +2178,10 @@ static void mixture_run(const Case *c, Stream *s, float **in, float *out, const 
     ops_route(s, m.route, m.loads, m.p, x, router, bias, C, m.router);
     const ExpertRows rows = {m.loads, 1, E};
     ops_dispatch(s, m.rows, x, m.route, C);
+    ops_wait_loads(s);
     ops_experts_forward(s, m.made, NULL, m.rows, weight, rows, C, OC, N == 1);
     ops_combine_rows(s, out_real(s, out, N * OC), m.made, m.route, OC);
+    ops_wait(s);
     for (int64_t t = 0; t < N; t++) {
         double squares = 0, shares = 0;
         for (int64_t g = 0; g < m.router.groups; g++) {
@@ -2190,19 +2196,20 @@ static void mixture_run(const Case *c, Stream *s, float **in, float *out, const 
     ops_experts_backward_input(s, m.drows, m.dmade, weight, NULL, rows, C, OC);
     const bool no_loss = c->variant & 16;
     const RouterLosses losses = {no_loss ? NULL : m.shares, of_aux, no_loss ? 0 : of_z};
-    ops_dispatch_backward(s, dx, NULL, m.drows, m.route, C);
-    ops_route_backward_input(s, dx, dx, m.p, m.route, router, C, m.router, losses);
+    if (!no_loss) { ops_dispatch_backward(s, dx, NULL, m.drows, m.route, C); }
+    ops_route_backward_input(s, dx, no_loss ? NULL : dx, m.p, m.route, router, C, m.router, losses);
+    if (no_loss) { ops_dispatch_backward(s, dx, dx, m.drows, m.route, C); } // either may be first
     ops_route_backward_weight(s, grad[1], m.dbias, m.p, m.route, m.loads, x, C, m.router,
                               accumulate);
     if (accumulate) { // loads that are not added to others
         ops_route_backward_weight(s, grad[1], m.dbias, m.p, m.route, m.loads, x, 0, m.router,
                                   false);
     }
+    ops_wait(s);
     check_route(&m);
     reals_done(s);
     free_mixture(&m);
 }
-#endif
 
 typedef struct {
     const char *name;
@@ -2384,9 +2391,7 @@ static const Operation operations[] = {
      0,
      {4, 0},
      false},
-#ifdef OPS_CPU_H
     {"mixture", mixture_sizes, mixture_reference, mixture_run, true, 1, {3, 6}, false},
-#endif
 };
 
 // --- the driver ----------------------------------------------------------------------------------
@@ -2466,11 +2471,9 @@ static Trial make_trial(const Case *c) {
         t.dout[i] = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? SCALE_EIGHTHS / 8.0f
                                                                     : number(uniform(20, i));
     }
-#ifdef OPS_CPU_H
     for (int64_t i = positions(c) * c->D; c->op == MIXTURE && i < differentiable(c); i++) {
         t.dout[i] = i < positions(c) * (c->D + 1) ? of_z : of_aux;
     }
-#endif
     return t;
 }
 static void free_trial(Trial *t) {
@@ -3304,7 +3307,6 @@ static void test_polls(void **state) { // messages move while a long operation r
 }
 #endif
 
-#ifdef OPS_CPU_H
 // What is not a number, and equal ones: of each group the first experts that are left.
 static void test_routes(void **state) {
     (void)state;
@@ -3313,20 +3315,71 @@ static void test_routes(void **state) {
         const Case c = {MIXTURE, ROWS, 1, 4, 3 * EACH, 2, 2, number % 2 ? 3 : 1, 4};
         Mixture m = make_mixture(&c);
         Stream s = stream_of(&c, 2);
-        float x[ROWS * 4] = {0}, weight[3 * EACH * 4] = {0}, bias[3 * EACH] = {0};
+        float *x = floats(ROWS * 4), *weight = floats(3 * EACH * 4), *bias = floats(3 * EACH);
         for (int i = 0; i < ROWS * 4 && number >= 2; i++) { x[i] = NAN; }
         ops_route(&s, m.route, m.loads, m.p, (Real *)x, (Real *)weight, (Real *)bias, 4, m.router);
         ops_route_backward_weight(&s, weight, m.dbias, m.p, m.route, m.loads, (Real *)x, 0,
                                   m.router, false);
+        ops_wait(&s);
         check_route(&m);
         for (int64_t i = 0; i < ROWS * m.route.choices && number < 2; i++) {
             const int64_t group = i % m.route.choices / 2;
             assert_int_equal(m.route.expert[i], group * EACH + i % 2);
             assert_true(fabsf(m.route.weight[i] - (number ? 1.0f / EACH : 0.5f)) < 1e-7f);
         }
+        ops_free(x);
+        ops_free(weight);
+        ops_free(bias);
         free_mixture(&m);
         free_stream(&s);
     }
+}
+// Many experts, and more rows than one block of a GPU sorts: those of the largest p are chosen, from
+// the largest on.
+static void test_many_experts(void **state) {
+    (void)state;
+    precision = DTYPE_FP32;
+    enum { ROWS = 900, E = 600, K = 3, C = 5 };
+    const Case c = {MIXTURE, ROWS, 1, C, E, K, 2, 1, 4};
+    Mixture m = make_mixture(&c);
+    Stream s = stream_of(&c, 2);
+    float *x = floats(ROWS * C), *weight = floats(E * C), *bias = floats(E), *dw = floats(E * C);
+    for (int i = 0; i < ROWS * C; i++) { x[i] = (float)uniform(1, i); }
+    for (int i = 0; i < E * C; i++) { weight[i] = (float)uniform(2, i); }
+    ops_route(&s, m.route, m.loads, m.p, (Real *)x, (Real *)weight, (Real *)bias, C, m.router);
+    ops_wait_loads(&s);
+    int64_t rows = 0;
+    for (int e = 0; e < E; e++) { rows += m.loads[e]; }
+    assert_int_equal(rows, ROWS * K);
+    ops_route_backward_weight(&s, dw, m.dbias, m.p, m.route, m.loads, (Real *)x, C, m.router,
+                              false);
+    ops_wait(&s);
+    check_route(&m);
+    for (int t = 0; t < ROWS; t++) {
+        const float *p = m.p + t * E;
+        double sum = 0;
+        for (int e = 0; e < E; e++) {
+            const int32_t *chosen = m.route.expert + t * K;
+            int before = 0;
+            for (int i = 0; i < E; i++) { before += p[i] > p[e] || (p[i] == p[e] && i < e); }
+            if (before < K) { assert_int_equal(chosen[before], e); }
+            sum += (double)p[e];
+        }
+        assert_true(fabs(sum - 1) < 1e-5);
+    }
+    for (int e = 0; e < E; e += 7) {
+        for (int i = 0; i < C; i++) { // the gradient, of p in place of dlogits
+            double sum = 0;
+            for (int t = 0; t < ROWS; t++) { sum += (double)m.p[t * E + e] * (double)x[t * C + i]; }
+            assert_true(fabs(sum - (double)dw[e * C + i]) < 1e-5);
+        }
+    }
+    ops_free(x);
+    ops_free(weight);
+    ops_free(bias);
+    ops_free(dw);
+    free_mixture(&m);
+    free_stream(&s);
 }
 // Loads of the parts of a micro-batch add up to those of all, to the bit; biases follow their signs.
 static void test_loads(void **state) {
@@ -3345,16 +3398,20 @@ static void test_loads(void **state) {
         ops_route_backward_weight(&s, t.grad[1], part.dbias, part.p, part.route, part.loads, x, 9,
                                   part.router, i);
     }
+    ops_wait(&s);
     assert_memory_equal(all.dbias, part.dbias, 12 * sizeof(float));
-    float moved[12];
-    memcpy(moved, all.bias, sizeof moved);
+    float *moved = floats(12);
+    memcpy(moved, all.bias, 12 * sizeof(float));
     const UpdateSlice u = {
         .master = moved, .grad = all.dbias, .param = moved, .dtype = DTYPE_FP32, .n = 12};
-    ops_balance(&s, u, (OptimizerStep){.lr = 0.001f});
+    const OptimizerStep o = {.lr = 0.001f};
+    ops_balance(&s, u, o);
+    ops_wait(&s);
     for (int e = 0; e < 12; e++) {
         const float step = 12 * all.loads[e] > 80 ? 0.001f : 12 * all.loads[e] < 80 ? -0.001f : 0;
         assert_true(moved[e] == all.bias[e] - step);
     }
+    ops_free(moved);
     free_mixture(&all);
     free_mixture(&part);
     free_trial(&t);
@@ -3392,6 +3449,7 @@ static void test_rows_of_experts(void **state) {
             ops_experts_backward_weight(&s, dw[a], dout, in, rows, C, OC, a);
         }
         reals_done(&s);
+        ops_wait(&s);
         double *sums = doubles(E * OC * C);
         const double close = precision == DTYPE_BF16 ? 0x1p-8 : 1e-6;
         for (int64_t row = 0, i = 0; i < SOURCES * E; row += rows.counts[i++]) {
@@ -3431,7 +3489,6 @@ static void test_rows_of_experts(void **state) {
     }
     precision = DTYPE_FP32;
 }
-#endif
 
 static void test_memory(void **state) {
     (void)state;
@@ -3703,11 +3760,12 @@ int main(void) {
         cmocka_unit_test(test_rounding_stochastic),
         cmocka_unit_test(test_clip_factors),
         cmocka_unit_test(test_sample_norms),
-#ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions),
         cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_many_experts),
         cmocka_unit_test(test_loads),
         cmocka_unit_test_teardown(test_rows_of_experts, fp32_again),
+#ifdef OPS_CPU_H
+        cmocka_unit_test(test_functions),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_chunks_of_logits),
         cmocka_unit_test(test_tiles_of_products),

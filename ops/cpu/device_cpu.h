@@ -82,6 +82,7 @@ static inline OpsPeak ops_peak(const Stream *s) {
 }
 static inline size_t ops_copy_bytes(void) { return (size_t)16 << 20; }
 static inline void ops_wait(Stream *s) { (void)s; }
+static inline void ops_wait_loads(Stream *s) { (void)s; }
 // A CPU's library computes a product in one way only.
 static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
 static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {

@@ -80,6 +80,7 @@ typedef struct {
     int64_t operations;   // number of operations started
     cudaEvent_t paces[2]; // events recorded alternately, after PACE operations each
     cudaEvent_t reached;  // event for which ops_follow() makes another stream wait
+    cudaEvent_t loads;    // the loads of experts are on the host
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // type of a Real
@@ -123,11 +124,13 @@ static inline Gpu *gpu_stream_open(void) {
         CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming));
     }
     CUDA_CHECK(cudaEventCreateWithFlags(&gpu->reached, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&gpu->loads, cudaEventDisableTiming));
     return gpu;
 }
 static inline void gpu_stream_close(Gpu *gpu) {
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(gpu->paces[i])); }
     CUDA_CHECK(cudaEventDestroy(gpu->reached));
+    CUDA_CHECK(cudaEventDestroy(gpu->loads));
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     free(gpu);
 }
@@ -267,10 +270,22 @@ static inline cudaStream_t enter(Stream *s) {
     keep_pace(s);
     return stream_of(s);
 }
+// Between two questions to the device
+static inline void wait_a_turn(Stream *s, int turn) {
+    if (s->progress) { s->progress(); }
+    if (turn > 200) { sched_yield(); } // ranks that share cores wait for each other
+}
 static inline void ops_wait(Stream *s) {
-    for (int turn = 0; !cuda_done(cudaStreamQuery(stream_of(s))); turn++) {
-        if (s->progress) { s->progress(); }
-        if (turn > 200) { sched_yield(); } // ranks that share cores wait for each other
+    for (int turn = 0; !cuda_done(cudaStreamQuery(stream_of(s))); turn++) { wait_a_turn(s, turn); }
+}
+// Notes that the loads of experts are written; not in recorded work, whose events the host cannot
+// wait for.
+static inline void mark_loads(Stream *s) {
+    if (!gpu_of(s)->recording) { CUDA_CHECK(cudaEventRecord(gpu_of(s)->loads, stream_of(s))); }
+}
+static inline void ops_wait_loads(Stream *s) {
+    for (int turn = 0; !cuda_done(cudaEventQuery(gpu_of(s)->loads)); turn++) {
+        wait_a_turn(s, turn);
     }
 }
 

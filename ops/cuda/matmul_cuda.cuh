@@ -47,6 +47,7 @@ typedef struct {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
+    bool rows_vary; // Product
 } MatmulPlan;
 struct Matmuls {
     cublasLtHandle_t lt;
@@ -68,11 +69,14 @@ static struct Matmuls *matmuls_open(void) {
     LT_CHECK(cublasLtCreate(&m->lt));
     return m;
 }
-static inline void free_matmul_plan(MatmulPlan *p) {
-    LT_CHECK(cublasLtMatmulDescDestroy(p->desc));
+static inline void free_layouts(MatmulPlan *p) {
     LT_CHECK(cublasLtMatrixLayoutDestroy(p->a));
     LT_CHECK(cublasLtMatrixLayoutDestroy(p->b));
     LT_CHECK(cublasLtMatrixLayoutDestroy(p->d));
+}
+static inline void free_matmul_plan(MatmulPlan *p) {
+    LT_CHECK(cublasLtMatmulDescDestroy(p->desc));
+    free_layouts(p);
 }
 static inline int64_t matmul_plans_kept(const struct Matmuls *m) {
     return min_i64(m->plans_made, MATMUL_PLANS);
@@ -119,12 +123,22 @@ static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType_t type, bool tra
     LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)height, (uint64_t)width, height));
     return layout;
 }
+static inline cudaDataType_t matmul_in() {
+    return gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+static inline cudaDataType_t matmul_out(const MatmulKey *key) {
+    return key->out_fp32 ? CUDA_R_32F : matmul_in();
+}
+static inline void make_layouts(MatmulPlan *p, int64_t m, int64_t n, int64_t k) {
+    p->a = matrix_layout(matmul_in(), p->key.a_transposed, m, k);
+    p->b = matrix_layout(matmul_in(), p->key.b_transposed, k, n);
+    p->d = matrix_layout(matmul_out(&p->key), false, m, n);
+}
 static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     MatmulPlan p;
     memset(&p, 0, sizeof p);
     p.key = key;
-    const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F,
-                         out = key.out_fp32 ? CUDA_R_32F : in;
+    const cudaDataType_t in = matmul_in(), out = matmul_out(&key);
     const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                             b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     LT_CHECK(cublasLtMatmulDescCreate(
@@ -135,9 +149,7 @@ static inline MatmulPlan describe_matmul(MatmulKey key, const Epilogue *e) {
     if (key.epilogue & OF_GELU) { SET(p.desc, EPILOGUE_AUX_LD, key.m); }
     if (key.epilogue & OF_BIAS) { SET(p.desc, BIAS_DATA_TYPE, out); }
     point_epilogue(p.desc, e); // suggestions depend on the pointers' alignment
-    p.a = matrix_layout(in, key.a_transposed, key.m, key.k);
-    p.b = matrix_layout(in, key.b_transposed, key.k, key.n);
-    p.d = matrix_layout(out, false, key.m, key.n);
+    make_layouts(&p, key.m, key.n, key.k);
     return p;
 }
 #undef SET
@@ -238,11 +250,15 @@ static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *k
 }
 // Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n). A row-major (N, C) matrix is a
 // column-major (C, N) matrix. d: Reals, or with out_fp32 floats.
+// rows_vary: the number of rows of the row-major matrices that are no weights (n, or k of a weight
+// gradient) is another one each time. The plan is that of the next power of two, and relies on
+// alignments of 16 bytes at most: else there would be as many plans as numbers of rows. It is not
+// timed.
 typedef struct {
     int64_t m, n, k;
     void *d;
     const Real *a, *b;
-    bool a_transposed, b_transposed, out_fp32, accumulate;
+    bool a_transposed, b_transposed, out_fp32, accumulate, rows_vary;
 } Product;
 // Starts a product by the plan's algorithm. Returns whether the library takes it.
 static inline bool start_matmul(Stream *s, const MatmulPlan *p, const Product *x) {
@@ -264,25 +280,51 @@ static inline bool start_other_matmul(Stream *s, MatmulPlan *p, const Product *x
     }
     return false;
 }
+// Starts a product by the plan of others whose number of rows is similar. The plan stays as it is,
+// so what is computed does not depend on earlier products.
+static inline bool start_similar_matmul(Stream *s, const MatmulPlan *similar, const Product *x) {
+    MatmulPlan exact = *similar;
+    make_layouts(&exact, x->m, x->n, x->k);
+    const bool started = start_matmul(s, &exact, x) || start_other_matmul(s, &exact, x);
+    free_layouts(&exact);
+    return started;
+}
+static inline int64_t power_of_2_from(int64_t n) {
+    int64_t power = 1;
+    while (power < n) { power *= 2; }
+    return power;
+}
+static inline MatmulKey matmul_key(const Product *x, const Epilogue *e) {
+    const bool gradient = x->b_transposed; // of weights: the rows are in k
+    const unsigned most = x->rows_vary ? 16 : 256;
+    const void *pointers[] = {x->a, x->b, x->d, e->bias, e->pre_gelu};
+    unsigned aligned[5];
+    for (int i = 0; i < 5; i++) { aligned[i] = (unsigned)min_i64(most, alignment_of(pointers[i])); }
+    const MatmulKey key = {.m = x->m,
+                           .n = x->rows_vary && !gradient ? power_of_2_from(x->n) : x->n,
+                           .k = x->rows_vary && gradient ? power_of_2_from(x->k) : x->k,
+                           .a_transposed = x->a_transposed,
+                           .b_transposed = x->b_transposed,
+                           .out_fp32 = x->out_fp32,
+                           .epilogue = e->kind,
+                           .alignment = {aligned[0], aligned[1], aligned[2],
+                                         (unsigned)min_i64(aligned[3], aligned[4])}};
+    return key;
+}
 // Computes a product, followed by the epilogue. Returns false, and does nothing, if the product is
 // not offered with this epilogue, or is offered but refused when it should run.
 static inline bool matmul(Stream *s, const Product *x, Epilogue e) {
     (void)enter(s);
     struct Matmuls *all = gpu_of(s)->matmuls;
-    const MatmulKey key = {
-        .m = x->m,
-        .n = x->n,
-        .k = x->k,
-        .a_transposed = x->a_transposed,
-        .b_transposed = x->b_transposed,
-        .out_fp32 = x->out_fp32,
-        .epilogue = e.kind,
-        .alignment = {alignment_of(x->a), alignment_of(x->b), alignment_of(x->d),
-                      (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu))}};
+    const MatmulKey key = matmul_key(x, &e);
     static_assert(sizeof key == 56, "keys are compared as bytes");
     MatmulPlan *p = find_matmul_plan(all, &key, &e);
     if (!p->offered) { return false; }
     point_epilogue(p->desc, &e);
+    if (x->rows_vary) {
+        p->rows_vary = true;
+        return start_similar_matmul(s, p, x);
+    }
     const bool started = start_matmul(s, p, x);
     if (all->timing) {
         all->failed = all->failed || !started;
@@ -350,7 +392,7 @@ static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
     for (int64_t i = 0; i < matmul_plans_kept(m); i++) {
         const MatmulPlan *p = &m->plans[i];
         ChosenMatmul chosen;
-        if (!find_matmul_choice(&m->choices, &p->key, &chosen) &&
+        if (!p->rows_vary && !find_matmul_choice(&m->choices, &p->key, &chosen) &&
             suggested_matmuls(m, p, algos, 2) == 2) {
             add_matmul_choice(seen, p);
         }

@@ -11,7 +11,6 @@
 
 #include "ops/cuda/attention_cuda.cuh"      // attention
 #include "ops/cuda/attention_kept_cuda.cuh" // attention to keys that are kept
-#include "ops/cuda/experts_cuda.cuh"        // mixtures of experts
 #include "ops/cuda/matmul_cuda.cuh"         // matrix products by cuBLASLt
 #include "ops/cuda/muon_cuda.cuh"           // Muon
 #include "ops/cuda/quantize_cuda.cuh"       // quantization
@@ -415,6 +414,7 @@ static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real 
 
 // parts of this file
 #include "ops/cuda/activation_cuda.cuh" // activations of the MLP, soft caps
+#include "ops/cuda/experts_cuda.cuh"    // mixtures of experts
 #include "ops/cuda/norms_cuda.cuh"      // layernorm, RMSNorm
 
 #include "ops/cuda/heads_cuda.cuh" // rotary positions, norms of heads
@@ -533,7 +533,8 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
                   logits = min_i64(min_i64(N, CLASSIFIER_ROWS), shape.logits) * shape.Vp * real;
     return (size_t)(MATMUL_WORKSPACE +
                     max_i64(max_i64(SCRATCH_LEAST, clip_scratch_bytes(shape)),
-                            max_i64(max_i64(columns, order), max_i64(attention, logits))));
+                            max_i64(max_i64(max_i64(columns, order), experts_scratch_bytes(shape)),
+                                    max_i64(attention, logits))));
 }
 
 // --- optimizers and norms ------------------------------------------------------------------------
