@@ -118,8 +118,7 @@ static void bench_experts(Stream *s, int64_t N) {
     const int64_t rows = N * TOP_K, matrix = (int64_t)WIDTH * C;
     float *x = filled(rows * C), *w = filled(EXPERTS * matrix), *dw = filled(EXPERTS * matrix),
           *y = filled(rows * WIDTH);
-    const char *const names[] = {"experts, even", "experts, half to one",
-                                 "experts, all to one"};
+    const char *const names[] = {"experts, even", "experts, half to one", "experts, all to one"};
     for (int skew = 0; skew < 3; skew++) {
         int32_t counts[EXPERTS] = {0};
         const int64_t first = skew == 2 ? rows : skew ? rows / 2 : rows / EXPERTS;
@@ -132,10 +131,10 @@ static void bench_experts(Stream *s, int64_t N) {
         for (int i = 0; i < rounds; i++) {
             BEST(best[0],
                  ops_experts_forward(s, real(y), NULL, real(x), real(w), loads, C, WIDTH, false));
-            BEST(best[1], ops_experts_backward_input(s, real(x), real(y), real(w), NULL, loads, C,
-                                                     WIDTH));
-            BEST(best[2], ops_experts_backward_weight(s, dw, real(y), real(x), loads, C, WIDTH,
-                                                      false));
+            BEST(best[1],
+                 ops_experts_backward_input(s, real(x), real(y), real(w), NULL, loads, C, WIDTH));
+            BEST(best[2],
+                 ops_experts_backward_weight(s, dw, real(y), real(x), loads, C, WIDTH, false));
             fill(x, rows * C); // keep numbers ordinary
         }
         const char *const part[] = {"forward", "backward input", "backward weight"};
