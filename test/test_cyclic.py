@@ -139,7 +139,8 @@ class Equality(Check):
 
     def test_late(self):
         """Store work that is put off, by lot and on each rank otherwise: messages are posted in
-        other orders, and something often has to wait. The same bits."""
+        other orders, and something often has to wait. The same bits as the same program has on time:
+        it is compiled otherwise than ./train_gpt, and rounds otherwise."""
         variants = (
             dict(),
             dict(dtype="bf16"),
@@ -164,7 +165,8 @@ class Equality(Check):
                 environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"},
                 **data(N, **rule),
             )
-            (expected,) = self.trained([(data if "share" in rule else single)(N, **rule)])
+            on_time = dict(rule, binary=FAULTY)
+            (expected,) = self.trained([(data if "share" in rule else single)(N, **on_time)])
             job.done()
             job.export = rule["export"]
             self.assert_same(job, expected, case)
