@@ -89,7 +89,7 @@ class Device(TestCase):
             flags = Experts.flags(name, **golden[name]["flags"], **changes)
             with self.subTest(name, ranks=ranks, nccl=nccl, **changes):
                 asked = {"TRAIN_GPT_NCCL_SHARED": nccl}
-                losses, norms = run(PROGRAM, ranks, environment=asked, **flags)
+                losses, norms = losses_of(job(PROGRAM, ranks, environment=asked, **flags)[0])
                 self.assert_close(losses, golden[name]["losses"], SAME)
                 self.assert_close(norms, golden[name]["norms"], SAME_NORM)
 
