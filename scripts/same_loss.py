@@ -318,10 +318,14 @@ class Task:
 
     def changed(self, told, given):
         """Flags that differ from their default, and secrets, which no log tells."""
-        help_ = subprocess.run(
+        shown = subprocess.run(
             [self.program, "--help", "all"], env=ENVIRONMENT, capture_output=True, check=False
-        ).stdout.decode(errors="replace")
-        defaults = dict(re.findall(r"(?m)^  --(\S+?),? .*\(default (.*)\)$", help_))
+        )
+        text = shown.stdout.decode(errors="replace")
+        defaults = dict(re.findall(r"(?m)^  --(\S+?),? .*\(default (.*)\)$", text))
+        if shown.returncode or not told.keys() & defaults.keys():
+            why = one_line(shown.stderr.decode(errors="replace")) or "tells no defaults"
+            raise Refused(f"{self.program} --help all (status {shown.returncode}): {why}")
         words = [word.removeprefix("--").partition("=") for word in given if word[:2] == "--"]
         named = {name for name, _, _ in words}
         found = {

@@ -19,8 +19,9 @@ import tempfile
 import unittest
 
 import harness
+import test_gpu  # not its classes, which would be run again
 from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
-from test_gpu import ENVIRONMENT, SAME_BF16, Experts, job, losses_of, run
+from test_gpu import ENVIRONMENT, SAME_BF16, job, losses_of, run
 
 
 def find_gpu():
@@ -86,7 +87,7 @@ class Device(TestCase):
         cases += [("llama", 2, {"zero": 2}, "0")]
         cases += [(name, 2, {"expert_parallel": 2}, nccl) for name, nccl in zip(golden, "0101")]
         for name, ranks, changes, nccl in cases:
-            flags = Experts.flags(name, **golden[name]["flags"], **changes)
+            flags = test_gpu.Experts.flags(name, **golden[name]["flags"], **changes)
             with self.subTest(name, ranks=ranks, nccl=nccl, **changes):
                 asked = {"TRAIN_GPT_NCCL_SHARED": nccl}
                 losses, norms = losses_of(job(PROGRAM, ranks, environment=asked, **flags)[0])
