@@ -139,8 +139,8 @@ class Equality(Check):
 
     def test_late(self):
         """Store work that is put off, by lot and on each rank otherwise: messages are posted in
-        other orders, and something often has to wait. The same bits as the same program has on time:
-        it is compiled otherwise than ./train_gpt, and rounds otherwise."""
+        other orders, and something often has to wait. The same bits as this program has on time,
+        which is compiled otherwise than ./train_gpt."""
         variants = (
             dict(),
             dict(dtype="bf16"),
