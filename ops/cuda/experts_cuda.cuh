@@ -392,38 +392,34 @@ static inline void ops_combine_rows_backward(Stream *s, Real *drows, const Real 
 }
 
 // --- experts -------------------------------------------------------------------------------------
-static inline void ops_experts_forward(Stream *s, Real *out, Real *gelu, const Real *in,
-                                       const Real *weight, ExpertRows rows, int64_t C, int64_t OC,
-                                       bool) {
+// out(rows, OUT) = in(rows, IN) times the matrix of each row's expert, of OUT x IN numbers in all,
+// which is stored as (IN, OUT), or transposed.
+static inline void multiply_rows(Stream *s, Real *out, const Real *in, const Real *weight,
+                                 ExpertRows rows, int64_t IN, int64_t OUT, bool transposed) {
     int64_t row = 0;
     for (int64_t i = 0; i < rows.sources * rows.experts; row += rows.counts[i++]) {
-        const Product x = {.m = OC,
+        const Product x = {.m = OUT,
                            .n = rows.counts[i],
-                           .k = C,
-                           .d = real_at(out, row * OC),
-                           .a = real_at_const(weight, i % rows.experts * OC * C),
-                           .b = real_at_const(in, row * C),
-                           .a_transposed = true,
+                           .k = IN,
+                           .d = real_at(out, row * OUT),
+                           .a = real_at_const(weight, i % rows.experts * OUT * IN),
+                           .b = real_at_const(in, row * IN),
+                           .a_transposed = transposed,
                            .rows_vary = true};
         if (x.n) { plain_matmul(s, &x, NULL); }
     }
-    if (gelu) { map_reals(s, Gelu(), gelu, out, NULL, row * OC); }
+}
+static inline void ops_experts_forward(Stream *s, Real *out, Real *gelu, const Real *in,
+                                       const Real *weight, ExpertRows rows, int64_t C, int64_t OC,
+                                       bool) {
+    multiply_rows(s, out, in, weight, rows, C, OC, true);
+    if (gelu) { map_reals(s, Gelu(), gelu, out, NULL, expert_rows_sum(rows) * OC); }
 }
 static inline void ops_experts_backward_input(Stream *s, Real *din, const Real *dout,
                                               const Real *weight, const Real *pre_gelu,
                                               ExpertRows rows, int64_t C, int64_t OC) {
-    int64_t row = 0;
-    for (int64_t i = 0; i < rows.sources * rows.experts; row += rows.counts[i++]) {
-        const Product x = {.m = C,
-                           .n = rows.counts[i],
-                           .k = OC,
-                           .d = real_at(din, row * C),
-                           .a = real_at_const(weight, i % rows.experts * OC * C),
-                           .b = real_at_const(dout, row * OC),
-                           .rows_vary = true};
-        if (x.n) { plain_matmul(s, &x, NULL); }
-    }
-    if (pre_gelu) { map_reals(s, GeluBackward(), din, din, pre_gelu, row * C); }
+    multiply_rows(s, din, dout, weight, rows, OC, C, false);
+    if (pre_gelu) { map_reals(s, GeluBackward(), din, din, pre_gelu, expert_rows_sum(rows) * C); }
 }
 static inline void ops_experts_backward_weight(Stream *s, float *dweight, const Real *dout,
                                                const Real *in, ExpertRows rows, int64_t C,

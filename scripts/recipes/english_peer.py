@@ -15,21 +15,17 @@ greedily, with the weights of FOLDER, instead of training. Needs torch, transfor
 
 import argparse
 import csv
-import glob
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy
 import torch
 from transformers import LlamaForCausalLM
 
-HEADER = 1024  # bytes of a shard before its tokens, which are uint16 (docs/formats.md)
-
-
-def read_tokens(pattern):
-    names = sorted(glob.glob(pattern))
-    shards = [numpy.fromfile(name, numpy.uint16, offset=HEADER) for name in names]
-    return numpy.concatenate(shards).astype(numpy.int64)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from ngram import tokens_of  # noqa: E402
 
 
 def sample(tokens, number, length):
@@ -59,7 +55,7 @@ def train(model, config, rates, options):
     ]
     betas = config["beta1"], config["beta2"]
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=config["eps"])
-    tokens, T, B = read_tokens(config["train"]), config["seq-len"], config["micro-batch"]
+    tokens, T, B = tokens_of(config["train"]), config["seq-len"], config["micro-batch"]
     samples = config["batch-tokens"] // T
     with open(options.out, "w", newline="") as file:
         table = csv.writer(file)
@@ -104,7 +100,7 @@ def main():
     config, rates = read_log(options.log, 0 if options.text else options.steps)
     model = LlamaForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
     if options.text:
-        prompt = torch.from_numpy(read_tokens(config["val"])[None, : config["seq-len"] // 2])
+        prompt = torch.from_numpy(tokens_of(config["val"])[None, : config["seq-len"] // 2])
         with torch.no_grad():
             out = model.eval().generate(prompt, max_new_tokens=options.text, do_sample=False)
         print(*out[0, prompt.shape[1] :].tolist())
