@@ -481,7 +481,7 @@ LAYOUTS = [
      "{false ==> s->flight.progress[storage].secondary_valid};"),
     (dict(zero_quantized_gradients=1, ranks_per_node=2, ranks=4), SUMS, "p->sent[1] + "
      "b->hop[1].to[n] + {before ==> 0}, in,"),
-    (dict(zero=2, zero_quantized_gradients=1, micro_batch=1), SUMS,
+    (dict(zero=2, zero_quantized_gradients=1, micro_batch=1, optimizer="sgd", ranks=2), SUMS,
      "ops_dequantize_sum(s->memory.stream, slice, {p->add ==> false}, in"),
     (dict(zero_quantized_weights=1), GATHER, "secondary_valid = false; if "
      "({s->plan.policy.quantized_weights ==> false}) { ops_quantize("),
