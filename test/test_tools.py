@@ -2542,8 +2542,8 @@ with open(value("--log"), "w") as log:
         if every and step % every == 0:
             loss = end + 0.1 * (steps - step) / every
             print(json.dumps({"event": "val", "step": step, "loss": loss}), file=log)
-    sent = lambda b: {link: {"all_to_all": b} for link in ("intra", "inter")}
-    traffic = {"predicted": sent(100), "measured": sent(125)}
+    sent = lambda b: {link: {"all_to_all": b << 20} for link in ("intra", "inter")}
+    traffic = {"predicted": sent(100), "measured": {**sent(125), "total": {"inter": 126 << 20}}}
     print(json.dumps({"event": "end", "traffic": traffic}), file=log)
 """
 
@@ -2553,7 +2553,8 @@ class Experts(Reproduces):
 
     def setUp(self):
         super().setUp()
-        self.write("train_gpt", FAKE_EXPERTS, mode=0o755)
+        for name in ("scripts/cluster.sh", "train_gpt"):
+            self.write(name, FAKE_EXPERTS, mode=0o755)
         self.write("bin/mpirun", '#!/bin/sh\nshift 5\nexec "$@"\n', mode=0o755)
         for part in ("train", "val"):
             self.write(f"data/text_bytes_{part}_000000.bin", "")
@@ -2572,13 +2573,17 @@ class Experts(Reproduces):
             # after 1 s: 50 steps of experts, 100 dense ones
             "| experts | 20.0 | 50 |",
             "| nanochat: a loss at small size | +10.00 % | a step takes 2.00 of a dense one,",
+            # the same 50 steps; another loss than on one machine would be told
+            "| experts | 2.8000 | 20.0 | 126.00 | 200.00 | 250.00 | +10.00 % |",
+            "| loss on the cluster and on one machine, largest relative difference | no figure "
+            "| 0.0e+00 |",
         ):
             self.assertIn(line, text)
         self.assertEqual(
             self.verdicts(text), {"M1": "NOT TESTABLE HERE", "M2": "MET", "M5": "PARTLY"}
         )
         calls = [call for call in self.calls() if "--dry-run" not in call]
-        self.assertEqual(len(calls), 4 * (2 + 1) + 2 * 2)
+        self.assertEqual(len(calls), 4 * (2 + 1) + 2 * 2 + 4)
         self.reproduce()
         self.assertEqual([call for call in self.calls() if "--dry-run" not in call], calls)
 
@@ -2587,6 +2592,12 @@ class Experts(Reproduces):
         self.write("train_gpt", FAKE_EXPERTS.replace("else 5e11", "else 5e12"), mode=0o755)
         found = self.verdicts(self.reproduce("--part", "forecast"))
         self.assertEqual(found, {"M1": "NOT TESTABLE HERE", "M2": "not run", "M5": "NOT MET"})
+        other = FAKE_EXPERTS.replace("end = 3 if", "end = 6 if")
+        self.write("scripts/cluster.sh", other, mode=0o755)
+        self.assertIn("| no figure | 1.0e+00 |", self.reproduce("--part", "cluster"))
+        self.write("missing", "")
+        text = self.reproduce("--part", "cluster")
+        self.assertIn("Cluster: left out: missing: the command tc", text)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,8 +14,11 @@ losses    a model at the paper's ratios on two ranks: two prototypes with top 1 
 time      experts against dense at equal time: step times, in turns, one run at a time, and the
           losses of the same runs after as many steps as have room in the same seconds. What a busy
           machine gave can be measured again: remove FOLDER/time, and give --part time.
+cluster   the first seed's runs once more, on two emulated nodes of one rank (cluster.sh) and a link
+          of 200 Mbit/s, so that experts live on both nodes: the same losses, what a node sends, and
+          losses at equal time where all-to-all is slow.
 
---quick takes 5 minutes on 2 quiet cores: one seed, which also chooses the rate; --full some hours:
+--quick takes 7 minutes on 2 quiet cores: one seed, which also chooses the rate; --full some hours:
 three seeds, and another one that chooses. --steps replaces the number of steps.
 """
 
@@ -26,9 +29,9 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    COUNTED, EXIT_RESOURCES, FORECAST, SEEDS, WARMUP, Claim, Paper, data_flags, first_object,
-    folder_name, last, local_ranks, loss_curve, markdown, percent, span, spread, step_ms, turns,
-    words,
+    COUNTED, EXIT_RESOURCES, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, cluster, data_flags,
+    equal_quota, first_object, folder_name, last, local_ranks, loss_curve, markdown, no_cluster,
+    percent, sent_bytes, span, spread, step_ms, turns, words,
 )  # fmt: skip
 
 GIB = 1 << 30
@@ -71,10 +74,10 @@ class Bench(experiment.Bench):
             f"ffn={2 * width}" if method == DENSE else mlp
         )
 
-    def command(self, method, rate, seed, steps, every):
-        """every: steps between validations; 0: none."""
+    def command(self, method, rate, seed, steps, every, start=None):
+        """every: steps between validations; 0: none. start: what starts the ranks."""
         return words(
-            *(local_ranks(RANKS), self.program, data_flags()),
+            *(start or local_ranks(RANKS), self.program, data_flags()),
             f"--model {self.model(method)} --seq-len {T} --batch-tokens {BATCH}",
             f"--micro-batch {BATCH // T // RANKS} --threads 1 --zero 1",
             f"--steps {steps} --lr {rate_text(rate)} --lr-schedule constant",
@@ -301,6 +304,51 @@ def equal_time(bench):
 
 
 # --------------------------------------------------------------------------------------------------
+# On an emulated cluster: experts live on two nodes
+
+SHAPE, LINK = f"{RANKS}x1", "200mbit"
+
+
+def on_cluster(bench):
+    missing = no_cluster(SHAPE, "--rate", LINK)
+    if missing:
+        return f"Cluster: left out: {missing}\n\n", []
+    find_losses(bench)
+    start = cluster(SHAPE, "--rate", LINK, "--cpu", equal_quota(RANKS))
+    steps, seed, every = bench.steps, bench.plan.seeds[0], max(1, bench.steps // 10)
+    logs = {}
+    for method in METHODS:
+        command = bench.command(method, bench.rates[method], seed, steps, every, start)
+        logs[method] = bench.run(folder_name(f"cluster/{method}"), command)
+    ms = {method: step_ms(log) for method, log in logs.items()}
+    seconds = steps * min(ms.values())
+    ends = {m: loss_at(curve(log), seconds / ms[m]) for m, log in logs.items()}
+    apart = max(
+        abs(curve(logs[method])[-1][1] / curve(bench.logs[method, seed])[-1][1] - 1)
+        for method in METHODS
+    )
+
+    def row_of(method):
+        log, (forecast_, sent) = logs[method], all_to_all(logs[method])
+        return [
+            *(method, f"{curve(log)[-1][1]:.4f}", f"{ms[method]:.1f}"),
+            *(f"{of / MIB:.2f}" for of in (sent_bytes(log), forecast_, sent)),
+            percent(ends[method] / ends[DENSE], 2),
+        ]
+
+    header = [f"on nodes of one rank, {LINK}", f"loss after {steps} steps", "ms a step"]
+    header += ["MiB a node sends a step", "all-to-all: forecast", "sent", "loss at equal time"]
+    return markdown(header, list(map(row_of, METHODS))), [
+        [
+            "loss on the cluster and on one machine, largest relative difference",
+            "no figure",
+            f"{apart:.1e}",
+            "the same runs, whose messages take another way",
+        ]
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
 # The claims, and all of it
 
 CLAIMS = (
@@ -330,6 +378,10 @@ def losses_count(bench):
     return {"losses": len(METHODS) * (len(plan.rates) + 1 + len(told))}
 
 
+def cluster_count(bench):
+    return {} if no_cluster() else {**losses_count(bench), "cluster": len(METHODS)}
+
+
 PAPER = Paper(
     name="experts",
     doc=__doc__,
@@ -338,6 +390,7 @@ PAPER = Paper(
         "forecast": (forecast, lambda bench: {"forecasts": len(FORECASTS) + 1}),
         "losses": (losses, losses_count),
         "time": (equal_time, lambda bench: {**losses_count(bench), "time": 2 * bench.plan.rounds}),
+        "cluster": (on_cluster, cluster_count),
     },
     claims=CLAIMS,
     steps=True,
