@@ -498,7 +498,7 @@ class Page(harness.InFolder):
             page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| – \| 364,089 "
         )
         self.assertIn(r"failed: a \| b", page)
-        self.assertIn("| correctness | test_bits | failed: no bits | 1.0 |", page)
+        self.assertIn("| correctness | test_bits | 0 of 1; test_bits failed: no bits | 1 |", page)
         kernels = "attention:\n\n| T |\n| --- |\n| 4 |\n| 5 |\n"
         self.assertNotIn(kernels, page)
         self.assertIn(kernels, gpu_table.results_page([self.folder], True))
