@@ -370,18 +370,18 @@ def time_rows(code, m):
 
 
 def part_rows(code):
-    """A head, and of each model the parts of a step in ms: one figure, or own attention; cuDNN."""
+    """A head, and of each model the parts of a step in ms."""
     parts = list(estimate(code, MODELS["124M"]))
-    yield ["model", *parts, "step"]
+    yield ["model", "attention", *parts, "step"]
     for name, m in MODELS.items():
-        found = [figures(code, m, attention, "H100") for attention in (OWN, CUDNN)]
-        pairs = [*([f["parts"][part] for f in found] for part in parts), [f["ms"] for f in found]]
-        yield [name, *("; ".join(map(str, dict.fromkeys(pair))) for pair in pairs)]
+        for attention in (OWN, CUDNN):
+            found = figures(code, m, attention, "H100")
+            yield [name, attention, *(found["parts"][part] for part in parts), found["ms"]]
 
 
 def part_of_page(code):
     head, *rows = part_rows(code)
-    title = f"### Parts of a step, ms, estimated for an H100: {OWN}; {CUDNN}"
+    title = "### Parts of a step, ms, estimated for an H100"
     return "\n".join([BEGIN, title, "", *table(head, rows)]) + END
 
 
@@ -463,7 +463,9 @@ def step_rows(entries, estimates):
                 cell(guess.get("ms"), "{:.0f}"),
                 cell(ms, "{:.1f}") if ms else outcome(entry),
                 cell(guess["ms"] / ms - 1 if guess and ms else None, "{:+.0f} %", 100),
+                cell(guess.get("tokens_per_s"), "{:,}"),
                 cell(speed, "{:,.0f}"),
+                cell(guess.get("mfu"), "{:.0f} %", 100),
                 cell(
                     speed and speed * model_flops(m) / (m.B * m.T) / PRODUCT_RATE, "{:.1f} %", 100
                 ),
@@ -552,7 +554,7 @@ def results_page(folders, whole=False):
     card = "H200" if "H200" in str(entries.get("GPU")) else "H100"
     steps = list(step_rows(entries, estimates[card]))
     near = lambda m: "; ".join(  # noqa: E731
-        f"{row[1]} {row[5]}" for row in steps if row[0].startswith(f"{m},")
+        f"{row[1]} {row[6]}" for row in steps if row[0].startswith(f"{m},")
     )
     head = ["work", "attention", "ms, estimated", "measured", "error", "tokens/s", "MFU"]
     who = ["who", "tokens/s of a GPU", "the nearest here, measured"]
@@ -567,7 +569,7 @@ def results_page(folders, whole=False):
         "",
         "## Steps in bf16, one GPU, one micro-step",
         "",
-        *table(head, steps),
+        *table(head, [[*row[:5], row[6], row[8]] for row in steps]),
         "## What others reach",
         "",
         *table(who, [[*row, near(m) or "–"] for *row, m in ANCHORS]),
