@@ -494,14 +494,25 @@ def figure(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def entry_lines(entries, proven):
+def proven_lines(entries):
+    """A row for each step that says what is right: its commands, which passed, their seconds."""
+    rows = []
+    for step in PROVEN:
+        made = [entry for entry in entries.values() if entry["step"] == step]
+        passed = [entry for entry in made if entry["status"] == "passed"]
+        names, seconds = "; ".join(entry["name"] for entry in made), sum(e["seconds"] for e in made)
+        bad = [f"; {entry['name']} {outcome(entry)}" for entry in made if entry not in passed]
+        rows.append([step, names, f"{len(passed)} of {len(made)}{''.join(bad)}", f"{seconds:.0f}"])
+    return table(["step", "commands", "passed", "s"], rows)
+
+
+def entry_lines(entries):
     """A table of how commands ended, with their single figures."""
     rows = []
     for entry in entries.values():
-        if (entry["step"] in PROVEN) == proven:
-            single = {k: v for k, v in entry["figures"].items() if not isinstance(v, (list, dict))}
-            row = [entry["step"], entry["name"], outcome(entry), entry["seconds"], figure(single)]
-            rows.append(row)
+        single = {k: v for k, v in entry["figures"].items() if not isinstance(v, (list, dict))}
+        row = [entry["step"], entry["name"], outcome(entry), entry["seconds"], figure(single)]
+        rows.append(row)
     return table(["step", "what", "outcome", "s", "figures"], rows)
 
 
@@ -542,12 +553,11 @@ def results_page(folders, whole=False):
         predicted = json.load(file)
     card = "H200" if "H200" in str(entries.get("GPU")) else "H100"
     steps = list(step_rows(entries, estimates[card]))
-    near = lambda m, column: "; ".join(  # noqa: E731
-        f"{row[1]} {row[column]}" for row in steps if row[0].startswith(f"{m},")
+    near = lambda m: "; ".join(  # noqa: E731
+        f"{row[1]} {row[6]}" for row in steps if row[0].startswith(f"{m},")
     )
-    head = ["work", "attention", "ms, estimated", "measured", "error"]
-    head += [f"{what}, {how}" for what in ("tokens/s", "MFU") for how in ("estimated", "measured")]
-    who = ["who", "tokens/s of a GPU", "the nearest here, estimated", "measured"]
+    head = ["work", "attention", "ms, estimated", "measured", "error", "tokens/s", "MFU"]
+    who = ["who", "tokens/s of a GPU", "the nearest here, measured"]
     lines = [
         "# Speed on a GPU: estimated, and measured",
         "",
@@ -559,20 +569,20 @@ def results_page(folders, whole=False):
         "",
         "## Steps in bf16, one GPU, one micro-step",
         "",
-        *table(head, steps),
+        *table(head, [[*row[:5], row[6], row[8]] for row in steps]),
         "## What others reach",
         "",
-        *table(who, [[*row, near(m, 5) or "–", near(m, 6) or "–"] for *row, m in ANCHORS]),
+        *table(who, [[*row, near(m) or "–"] for *row, m in ANCHORS]),
     ]
     if entries:
         head = ["steps", "ms, predicted", "measured", "error", "tokens/s", "MFU", "GB of the GPU"]
         systems = list(system_rows(entries, predicted[card]))
         if systems:
             lines += ["## Other models, private steps, offload", "", *table(head, systems)]
-        lines += ["## Is it right", "", *entry_lines(entries, True)]
+        lines += ["## Is it right", "", *proven_lines(entries)]
     if whole:
         lines += ["## Ceilings and kernels", "", *list_lines(entries)]
-        lines += ["## All other commands", "", *entry_lines(entries, False)]
+        lines += ["## All commands", "", *entry_lines(entries)]
     return "\n".join(lines).rstrip() + "\n"
 
 

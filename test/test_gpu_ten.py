@@ -495,10 +495,10 @@ class Page(harness.InFolder):
         self.assertIn("Without a result: 1558M, cuDNN; test_bits.", page)
         self.assertRegex(page, r"\| 124M, B=64, T=1024 \| own attention \| .* \| \+25 % \| ")
         self.assertRegex(
-            page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| – \| 364,089 "
+            page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| 364,089 "
         )
         self.assertIn(r"failed: a \| b", page)
-        self.assertIn("| correctness | test_bits | failed: no bits | 1.0 |", page)
+        self.assertIn("| correctness | test_bits | 0 of 1; test_bits failed: no bits | 1 |", page)
         kernels = "attention:\n\n| T |\n| --- |\n| 4 |\n| 5 |\n"
         self.assertNotIn(kernels, page)
         self.assertIn(kernels, gpu_table.results_page([self.folder], True))
