@@ -130,21 +130,21 @@ class Device(TestCase):
 
 
 class Recipes(unittest.TestCase):
-    def dry_run(self, path, *flags):
+    def dry_run(self, path, *flags, program="./train_gpt_emu", ranks=1):
         done = subprocess.run(
             [path, "--dry-run", "--json", *flags],
-            env=dict(ENVIRONMENT, PROGRAM="./train_gpt_emu", RANKS="1"),
+            env=dict(ENVIRONMENT, PROGRAM=program, RANKS=str(ranks)),
             capture_output=True,
             text=True,
         )
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
-    def check(self, name, tokens):
+    def check(self, name, tokens, place="GPU", **program):
         path = os.path.join(ROOT, "scripts/recipes", f"{name}.sh")
         with open(path) as script:
             text = script.read()
-        start = self.dry_run(path, "--ranks-per-node", "8")
+        start = self.dry_run(path, "--ranks-per-node", "8", **program)
         flags = start["flags"]
         said = [
             int(n.replace(",", ""))
@@ -155,11 +155,12 @@ class Recipes(unittest.TestCase):
         self.assertEqual(said, [flags["steps"], flags["batch-tokens"], tokens])
         self.assertEqual(flags["steps"] * flags["batch-tokens"], tokens)
         self.assertEqual(flags["ranks-per-node"], 8, "what is given goes before the recipe's")
-        memory = float(re.search(r"Memory +([\d.]+) GiB on each GPU", text)[1])
+        memory = float(re.search(rf"Memory +([\d.]+) GiB on each {place}", text)[1])
         self.assertAlmostEqual(
             start["predicted"]["memory"]["device"] / 2**30 / memory, 1, delta=0.01
         )
-        self.check_time(path, text)
+        if place == "GPU":
+            self.check_time(path, text)
 
     def check_time(self, path, text):
         """On the cluster of the header's own command."""
@@ -183,11 +184,12 @@ class Recipes(unittest.TestCase):
         self.check("nano_d12", 1_703_936_000)
         self.check("nano_d20", 4_805_099_520)
         self.check("english_nano", 81_920_000)
+        self.check("english_cpu", 6_553_600, "rank", program="./train_gpt", ranks=2)
 
     def test_all_are_checked(self):
         names = {n for n in os.listdir(os.path.join(ROOT, "scripts/recipes")) if n.endswith(".sh")}
         gpt2, nano = {"gpt2_124M.sh", "gpt2_1558M.sh"}, {"nano_d12.sh", "nano_d20.sh"}
-        self.assertEqual(names, {*gpt2, *nano, "english_nano.sh"})
+        self.assertEqual(names, {*gpt2, *nano, "english_nano.sh", "english_cpu.sh"})
 
 
 class Peaks(unittest.TestCase):

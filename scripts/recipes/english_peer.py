@@ -9,8 +9,9 @@
 FOLDER is a Llama in Hugging Face's form; transformers loads it. Shards, lengths, batches and
 AdamW's numbers are those of the log's first line; each step's learning rate is the log's, too.
 Only this is done: fp32, one rank, no shuffling, no dropout, decay of matrices only.
---autocast computes products in bf16. --text N continues the held-out text's beginning by N tokens,
-greedily, with the weights of FOLDER, instead of training. Needs torch, transformers and numpy.
+--autocast computes products in bf16. --text N continues the first 128 tokens of held-out text by N
+tokens, greedily, with the weights of FOLDER, instead of training, as --prompt with --temperature 0
+does. Needs torch, transformers and numpy.
 """
 
 import argparse
@@ -100,7 +101,8 @@ def main():
     config, rates = read_log(options.log, 0 if options.text else options.steps)
     model = LlamaForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
     if options.text:
-        prompt = torch.from_numpy(tokens_of(config["val"])[None, : config["seq-len"] // 2])
+        # Of the first document; before it stands an end-of-text, which --prompt does not put there.
+        prompt = torch.from_numpy(tokens_of(config["val"])[None, 1:129])
         with torch.no_grad():
             out = model.eval().generate(prompt, max_new_tokens=options.text, do_sample=False)
         print(*out[0, prompt.shape[1] :].tolist())
