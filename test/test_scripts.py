@@ -87,7 +87,6 @@ class Inputs(InFolder):
             ["watch.py", "INPUT", "--once"],
             ["report.py", "INPUT"],
             ["sweep.py", "INPUT"],
-            ["to_wandb.py", "INPUT", "events"],
             ["prepare_data.py", "--out", self.out, "INPUT"],
             ["prepare_data.py", "--out", self.out, "--tokenizer", "INPUT", text],
         ]
