@@ -19,16 +19,14 @@ time      experts against dense at equal time: step times, in turns, one run at 
 three seeds, and another one that chooses. --steps replaces the number of steps.
 """
 
-import bisect
 import math
 import statistics
 from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    COUNTED, EXIT_RESOURCES, FORECAST, SEEDS, WARMUP, Claim, Paper, data_flags, first_object,
-    folder_name, last, local_ranks, loss_curve, markdown, percent, span, spread, step_ms, turns,
-    words,
+    COUNTED, FORECAST, SEEDS, WARMUP, Claim, Paper, data_flags, folder_name, last, local_ranks,
+    loss_curve, markdown, percent, rate_beyond, span, spread, step_ms, value_at, words,
 )  # fmt: skip
 
 GIB = 1 << 30
@@ -85,16 +83,6 @@ class Bench(experiment.Bench):
             f"--delink-at {self.steps // 2}" if method == DELINKED else "",
         )
 
-    def forecast(self, name, *flags):
-        """What a forecast says; None: there is no room."""
-        status, text = self.ask(
-            f"forecast_{name}.txt".replace(" ", "_").replace(",", ""),
-            *(self.program, "--dry-run --json", *flags),
-            allowed=(0, EXIT_RESOURCES),
-            group="forecasts",
-        )
-        return None if status else first_object(text)
-
 
 # --------------------------------------------------------------------------------------------------
 # Forecasts of the paper's own model
@@ -144,8 +132,8 @@ def row(name, found):
 
 
 def forecast(bench):
-    found = {name: bench.forecast(name, ON, flags) for name, flags in FORECASTS.items()}
-    ours, gpt3 = found["shared"], bench.forecast("GPT-3", GPT3)
+    found = {name: bench.forecast(name, ON, flags)[0] for name, flags in FORECASTS.items()}
+    ours, gpt3 = found["shared"], bench.forecast("GPT-3", GPT3)[0]
     days = days_of(ours), days_of(found[REAL])
     a_token = arithmetic(ours)
     share = a_token * TOKENS / (arithmetic(gpt3) * GPT3_TOKENS)
@@ -189,14 +177,6 @@ def rate_text(rate):
     return f"{rate:g}e-3"
 
 
-def beyond(grid):
-    """The rate that a grid (rate -> loss) lacks because its best one is at an edge, if any."""
-    best, rates = min(grid, key=grid.get), sorted(grid)
-    if len(rates) >= MOST_RATES or best not in (rates[0], rates[-1]):
-        return ()
-    return (best / 2,) if best == rates[0] else (best * 2,)
-
-
 def find_losses(bench):
     """Sets of the bench: tried (method -> rate -> loss), rates (method -> the best), logs ((method,
     seed) -> log)."""
@@ -209,7 +189,8 @@ def find_losses(bench):
             for rate in rates:
                 log = train(bench, method, rate, plan.tuning)
                 bench.tried[method][rate] = curve(log)[-1][1]
-            wanted[method] = beyond(bench.tried[method])
+            rate = rate_beyond(bench.tried[method], MOST_RATES)
+            wanted[method] = (rate,) if rate else ()
     bench.rates = {method: min(grid, key=grid.get) for method, grid in bench.tried.items()}
     bench.logs = {
         (method, seed): train(bench, method, bench.rates[method], seed)
@@ -266,29 +247,23 @@ def losses(bench):
 # Losses at equal time
 
 
-def loss_at(points, step):
-    """Between two validations: linear."""
-    at = bisect.bisect_left([s for s, _ in points], step)
-    if at == 0 or at == len(points):
-        return points[min(at, len(points) - 1)][1]
-    (a, low), (b, high) = points[at - 1 : at + 1]
-    return low + (high - low) * (step - a) / (b - a)
-
-
 def equal_time(bench):
     find_losses(bench)
-    plan, times = bench.plan, {DENSE: [], EXPERTS: []}
-    for round_, method in turns(plan.rounds, times):
+    plan = bench.plan
+
+    def timed_log(method, round_):
         command = bench.command(method, bench.rates[method], 1, plan.timed_steps, 0)
-        times[method].append(step_ms(bench.run(f"time/{method}_round{round_}", command)))
-    ms = {method: spread(found) for method, found in times.items()}
+        return bench.run(f"time/{method}_round{round_}", command)
+
+    logs = bench.in_turns(plan.rounds, (DENSE, EXPERTS), timed_log)
+    ms = {method: spread(map(step_ms, of)) for method, of in logs.items()}
     seconds = bench.steps * min(of.median for of in ms.values())
     found = [
-        loss_at(curve(bench.logs[EXPERTS, seed]), seconds / ms[EXPERTS].median)
-        / loss_at(curve(bench.logs[DENSE, seed]), seconds / ms[DENSE].median)
+        value_at(curve(bench.logs[EXPERTS, seed]), seconds / ms[EXPERTS].median)
+        / value_at(curve(bench.logs[DENSE, seed]), seconds / ms[DENSE].median)
         for seed in plan.seeds
     ]
-    rows = [[m, ms[m].text("{:.1f}"), f"{seconds / ms[m].median:.0f}"] for m in times]
+    rows = [[m, ms[m].text("{:.1f}"), f"{seconds / ms[m].median:.0f}"] for m in ms]
     return markdown(["method", "ms a step", "steps in the same time"], rows), [
         [
             "loss at equal time, experts against dense, by seed",
