@@ -114,11 +114,6 @@ static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
 static inline bool cyclic_reports_later(const CyclicPlan *p) {
     return p->mode == CYCLIC_DATA && p->N > 1 && !p->waits && !p->drawn;
 }
-// Returns the slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
-static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
-    return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2,
-                               cyclic_first_piece(p, micro), stage);
-}
 
 // Mode model: whether the ranks of a stage take turns; how many ranks a stage has; its first rank;
 // the stage of a rank.
@@ -165,9 +160,6 @@ static inline int cyclic_rank(const CyclicPlan *p, int64_t piece, int stage) {
     }
     return p->mode == CYCLIC_SINGLE ? 0
                                     : cyclic_micro(p, cyclic_turn(piece, cyclic_step_pieces(p)));
-}
-static inline bool cyclic_computes(const CyclicPlan *p, int rank, int stage) {
-    return p->mode != CYCLIC_MODEL || cyclic_stage_of_rank(p, rank) == stage;
 }
 static inline int cyclic_owner(const CyclicPlan *p, int stage) {
     return cyclic_by_micro(p) ? p->N - 1 - stage : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);

@@ -20,7 +20,6 @@ scripts/launch.sh; one is killed; seconds until the log has the next step.
 """
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -30,7 +29,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from experiment import random_shard
+import run_log
+from experiment import cores, last, local_ranks, processes, random_shard, step_ms, words
 
 SHAPES = [(4, 64, 8), (4, 256, 5), (1, 1024, 5)]  # sequences, tokens, steps
 LAYERS, CHANNELS, PADDED_VOCAB = 12, 768, 50304
@@ -43,68 +43,25 @@ def flops(B, T):
     )
 
 
-ENVIRONMENT = dict(
-    os.environ,
-    **(
-        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        if os.geteuid() == 0
-        else {}
-    ),
-)
+ENVIRONMENT = dict(os.environ)
+if os.geteuid() == 0:
+    ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
-def read_log(folder):
-    with open(os.path.join(folder, "log.jsonl")) as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def flags(folder, threads, B, T, steps, model="gpt2:124M", dtype="fp32"):
-    return [
-        "./train_gpt",
-        "--train",
-        os.path.join(folder, "train.bin"),
-        "--model",
-        model,
-        "--dtype",
-        dtype,
-        "--micro-batch",
-        str(B),
-        "--seq-len",
-        str(T),
-        "--steps",
-        str(steps),
-        "--threads",
-        str(threads),
-        "--val-every",
-        "0",
-        "--grad-clip",
-        "0",
-        "--weight-decay",
-        "0.1",
-        "--log",
-        os.path.join(folder, "log.jsonl"),
-    ]
+def train_words(folder, threads, B, T, steps, model="gpt2:124M", dtype="fp32"):
+    return words(
+        *("./train_gpt --train", folder / "train.bin", "--log", folder / "log.jsonl"),
+        f"--model {model} --dtype {dtype} --micro-batch {B} --seq-len {T} --steps {steps}",
+        f"--threads {threads} --val-every 0 --grad-clip 0 --weight-decay 0.1",
+    )
 
 
 def train(folder, ranks, threads, B, T, steps, **model):
-    """Milliseconds of the median step (the first is left out), and the log's events."""
-    subprocess.run(
-        [
-            "mpirun",
-            "--oversubscribe",
-            "-np",
-            str(ranks),
-            *flags(folder, threads, B, T, steps, **model),
-        ],
-        env=ENVIRONMENT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    events = read_log(folder)
-    return (
-        statistics.median(e["ms"] for e in events if e["event"] == "step" and e["step"] > 1),
-        events,
-    )
+    """The log; milliseconds of its median step but the first."""
+    command = [*local_ranks(ranks), *train_words(folder, threads, B, T, steps, **model)]
+    subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    log = folder / "log.jsonl"
+    return log, step_ms(log, 1)
 
 
 def peak_rates(threads):
@@ -121,23 +78,21 @@ def spread(values, form="{:.2f}"):
     return " ".join(form.format(f(values)) for f in (min, statistics.median, max))
 
 
-def speed(folder, rounds, cores):
-    runs, pairs, memory = {}, {}, {}  # {(dtype, shape): [(ms, share of the peak) of a round]}
+def speed(folder, rounds):
+    threads, runs, pairs, memory = cores(), {}, {}, {}  # runs: {(dtype, shape): of each round}
     for _ in range(rounds):
         for dtype in ("fp32", "bf16"):
             for shape in SHAPES:
-                rates = peak_rates(cores)
-                ms, events = train(folder, 1, cores, *shape, dtype=dtype)
-                if dtype == "bf16" and events[0]["compute"] != "bf16":
+                rates = peak_rates(threads)
+                log, ms = train(folder, 1, threads, *shape, dtype=dtype)
+                if dtype == "bf16" and last(log, "start")["compute"] != "bf16":
                     continue
                 share = flops(*shape[:2]) / (ms * 1e6) / rates[dtype] if rates[dtype] else 0
                 runs.setdefault((dtype, shape), []).append((ms, share))
-                memory[dtype] = events[-1]["memory"]  # of the last shape, B=1 T=1024
-            pairs.setdefault(dtype, []).append(
-                train(folder, 2, 1, 4, 64, 5, dtype=dtype)[0]
-                / train(folder, 1, 1, 4, 64, 5, dtype=dtype)[0]
-            )
-    print(f"GPT-2 124M, {cores} threads, {rounds} rounds; ratios: lowest median highest")
+                memory[dtype] = last(log, "end")["memory"]  # of the last shape, B=1 T=1024
+            two, one = (train(folder, ranks, 1, 4, 64, 5, dtype=dtype)[1] for ranks in (2, 1))
+            pairs.setdefault(dtype, []).append(two / one)
+    print(f"GPT-2 124M, {threads} threads, {rounds} rounds; ratios: lowest median highest")
     for (dtype, (B, T, steps)), found in runs.items():
         against = ""
         if dtype != "fp32":
@@ -148,101 +103,69 @@ def speed(folder, rounds, cores):
             f"   of the peak {spread([share for _, share in found])}{against}"
         )
     for dtype, found in memory.items():
-        both = [
-            sum(found[k][name] for name in ("device", "host")) / 2**30
-            for k in ("predicted", "measured")
-        ]
+        predicted, measured = (
+            (found[side]["device"] + found[side]["host"]) / 2**30
+            for side in ("predicted", "measured")
+        )
         print(
             f"  {dtype} 2 ranks x 1 thread against 1 rank x 1 thread {spread(pairs[dtype])};"
-            f" memory B=1 T=1024 {both[1]:.2f} GiB at its peak, {both[0]:.2f} GiB predicted"
+            f" memory B=1 T=1024 {measured:.2f} GiB at its peak, {predicted:.2f} GiB predicted"
         )
 
 
-def overhead(folder, rounds, cores):
+# of make run
+SMALL = "layers=4,heads=4,channels=128,vocab=256"
+
+
+def overhead(folder, rounds):
     for name, run in (
-        ("GPT-2 124M, B=4 T=64", dict(ranks=1, threads=cores, B=4, T=64, steps=8)),
-        (
-            "the model of make run",
-            dict(
-                ranks=2,
-                threads=1,
-                B=4,
-                T=64,
-                steps=500,
-                model="layers=4,heads=4,channels=128,vocab=256",
-            ),
-        ),
+        ("GPT-2 124M, B=4 T=64", dict(ranks=1, threads=cores(), steps=8)),
+        ("the model of make run", dict(ranks=2, threads=1, steps=500, model=SMALL)),
     ):
-        random_shard(Path(folder) / "train.bin", 256, 200_000)
-        ends = [train(folder, **run) for _ in range(rounds)]
-        print(
-            f"  overhead, {name}: {spread([100 * e[-1]['overhead'] for _, e in ends], '{:.4f}')} %"
-            f" of steps of {statistics.median(ms for ms, _ in ends):.1f} ms"
-        )
+        random_shard(folder / "train.bin", 256, 200_000)
+        shares, times = [], []
+        for _ in range(rounds):
+            log, ms = train(folder, B=4, T=64, **run)
+            shares.append(100 * last(log, "end")["overhead"])
+            times.append(ms)
+        share, ms = spread(shares, "{:.4f}"), statistics.median(times)
+        print(f"  overhead, {name}: {share} % of steps of {ms:.1f} ms")
 
 
-def ranks_of(folder):
-    """Process numbers of the ranks that write this folder's log."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if words[0] == b"./train_gpt" and os.path.join(folder, "log.jsonl").encode() in words:
-            found.append(int(entry))
-    return found
-
-
-def wait_for(event, folder, begin):
+def wait_for(kind, log, begin):
     """The first event of its kind among those from number `begin` on; returns the number after
     it."""
     while True:
         time.sleep(0.01)
-        events = read_log(folder) if os.path.exists(os.path.join(folder, "log.jsonl")) else []
-        for i, e in enumerate(events[begin:], begin + 1):
-            if e["event"] == event:
+        found = list(run_log.events(log)) if log.exists() else []
+        for i, event in enumerate(found[begin:], begin + 1):
+            if event["event"] == kind:
                 return i
 
 
-def restart(folder, rounds, cores):
-    out, seconds = os.path.join(folder, "out"), []
-    command = [
-        "scripts/launch.sh",
-        "--ranks",
-        "2",
-        "--",
-        *flags(folder, max(1, cores // 2), 4, 64, 10**6),
-        "--save-every",
-        "3",
-        "--keep",
-        "1",
-        "--out",
-        out,
-    ]
-    run = subprocess.Popen(
-        command,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def restart(folder, rounds):
+    out, log, seconds, at = folder / "out", folder / "log.jsonl", [], 0
+    command = words(
+        "scripts/launch.sh --ranks 2 --",
+        train_words(folder, max(1, cores() // 2), 4, 64, 10**6),
+        *("--save-every 3 --keep 1 --out", out),
     )
+    nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    run = subprocess.Popen(command, env=ENVIRONMENT, **nothing)
     try:
-        at = 0
         for _ in range(rounds):
-            at = wait_for("step", folder, wait_for("checkpoint", folder, at))
+            at = wait_for("step", log, wait_for("checkpoint", log, at))
             begin = time.monotonic()
-            os.kill(ranks_of(folder)[-1], signal.SIGKILL)
-            at = wait_for("step", folder, wait_for("start", folder, at))
+            ranks = [pid for pid, line in processes("train_gpt") if str(log) in line]
+            os.kill(max(ranks), signal.SIGKILL)
+            at = wait_for("step", log, wait_for("start", log, at))
             seconds.append(time.monotonic() - begin)
     finally:
-        open(os.path.join(out, "stop"), "w").close()
+        (out / "stop").touch()
         run.wait()
-    step = statistics.median(e["ms"] for e in read_log(folder) if e["event"] == "step") / 1000
     print(
-        f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s; "
-        f"a step takes {step:.2f} s"
+        f"  from a killed rank to the next step, 2 ranks of GPT-2 124M: {spread(seconds)} s;"
+        f" a step takes {step_ms(log, 0) / 1000:.2f} s"
     )
 
 
@@ -259,7 +182,7 @@ def main():
     for part in options.part or PARTS:
         with tempfile.TemporaryDirectory() as folder:
             random_shard(Path(folder) / "train.bin", 50257, 200_000)
-            PARTS[part](folder, options.rounds, len(os.sched_getaffinity(0)))
+            PARTS[part](Path(folder), options.rounds)
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
-from experiment import random_shard
+from experiment import events, random_shard, timed_steps, words
+from torch_gpt import GPT, VOCAB, padded
 
-MAX_T, VOCAB = 1024, 50257
 Shape = namedtuple(
     "Shape", "layers heads channels model vocab", defaults=(VOCAB,)
 )  # model: as train_gpt knows it
@@ -92,28 +92,13 @@ CASES = {
     "dp": Case(12, 256, 1, 6, 0, ("unit", "flat", "plain", "hooks", "untied", "ghost"), SMALL),
     "dpfsdp": Case(6, 256, 2, 4, 3, ("unit", "sharded", "ghost fsdp"), SMALL),
 }
+PRIVATE = "--dp-noise 1 --dp-delta 1e-5 --dp-show-private --dp-clip-style"
 OURS = {  # flags of train_gpt where it is the contestant
-    "train_gpt": [],
-    "ours bf16": ["--dtype", "bf16"],
-    "stage0": [],
-    "unit": [
-        "--dp-noise",
-        "1",
-        "--dp-delta",
-        "1e-5",
-        "--dp-show-private",
-        "--dp-clip-style",
-        "unit",
-    ],
-    "flat": [
-        "--dp-noise",
-        "1",
-        "--dp-delta",
-        "1e-5",
-        "--dp-show-private",
-        "--dp-clip-style",
-        "flat",
-    ],
+    "train_gpt": "",
+    "ours bf16": "--dtype bf16",
+    "stage0": "",
+    "unit": f"{PRIVATE} unit",
+    "flat": f"{PRIVATE} flat",
 }
 AGAINST = {"bf16": "ours bf16", "bf16 eager": "ours bf16"}  # of ours; else train_gpt in fp32
 WITHOUT = {  # privacy
@@ -128,66 +113,14 @@ KEEPS_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
 }
 COMPILED = ("compiled", "tuned", "bf16")
-PEERS = {  # environment of each
-    "eager": {},
-    "compiled": {},
-    "tuned": KEEPS_MEMORY,
-    "bf16 eager": {},
-    "bf16": KEEPS_MEMORY,
-    "plain": {},
-    "hooks": {},
-    "untied": {},
-    "ghost": {},
-    "sharded": {},
-    "ghost fsdp": {},
-}
+KEEPING_MEMORY = ("tuned", "bf16")
+PEERS = ("eager", "compiled", "tuned", "bf16 eager", "bf16")
+PEERS += ("plain", "hooks", "untied", "ghost", "sharded", "ghost fsdp")
 Run = namedtuple("Run", "ms bytes")
 
 
 # --------------------------------------------------------------------------------------------------
 # The PyTorch side
-
-
-def padded(vocab):
-    return -(-vocab // 128) * 128
-
-
-class Block(nn.Module):
-    def __init__(self, heads, channels):
-        super().__init__()
-        self.heads, self.channels = heads, channels
-        self.ln1, self.ln2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-        self.qkv, self.attproj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-        self.fc, self.fcproj = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
-
-    def forward(self, x):
-        rows, t, _ = x.shape
-        q, k, v = (
-            part.view(rows, t, self.heads, -1).transpose(1, 2)
-            for part in self.qkv(self.ln1(x)).split(self.channels, dim=2)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attproj(mixed.transpose(1, 2).reshape(rows, t, -1))
-        return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
-
-
-class GPT(nn.Module):
-    def __init__(self, layers, heads, channels, vocab=VOCAB):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(padded(vocab), channels), nn.Embedding(MAX_T, channels)
-        self.blocks, self.lnf = nn.Sequential(
-            *(Block(heads, channels) for _ in range(layers))
-        ), nn.LayerNorm(channels)
-        for p in self.parameters():
-            if p.dim() == 2:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, x, y):
-        h = self.wte(x) + self.wpe.weight[: x.shape[1]]
-        return self.loss(self.lnf(self.blocks(h)), y)
-
-    def loss(self, h, y):
-        return F.cross_entropy(F.linear(h, self.wte.weight).flatten(0, 1), y.flatten())
 
 
 class GPTOfModules(GPT):
@@ -319,50 +252,21 @@ def threads(case):
 
 
 def our_command(program, shard, case, zero, log, flags):
-    return [
-        "mpirun",
-        "-np",
-        str(case.ranks),
-        "--bind-to",
-        "none",
-        program,
-        "--train",
-        shard,
-        "--val",
-        shard,
-        "--model",
-        case.shape.model,
-        "--micro-batch",
-        str(case.B),
-        "--seq-len",
-        str(case.T),
-        "--batch-tokens",
-        str(case.B * case.T * case.ranks),
-        "--steps",
-        str(WARMUP + case.steps),
-        "--val-every",
-        "0",
-        "--weight-decay",
-        "0.1",
-        "--grad-clip",
-        "0",
-        "--threads",
-        str(threads(case)),
-        "--zero",
-        str(zero),
-        "--log",
-        log,
-        *flags,
-    ]
+    return words(
+        *(f"mpirun -np {case.ranks} --bind-to none", (program,), "--train", shard, "--val", shard),
+        f"--model {case.shape.model} --micro-batch {case.B} --seq-len {case.T} --zero {zero}",
+        f"--batch-tokens {case.B * case.T * case.ranks} --steps {WARMUP + case.steps}",
+        f"--val-every 0 --weight-decay 0.1 --grad-clip 0 --threads {threads(case)}",
+        *("--log", log, flags),
+    )
 
 
 def peer_command(name, peer, case, log):
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-        if case.ranks > 1
-        else []
+    together = f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks}"
+    return words(
+        *((sys.executable,), together if case.ranks > 1 else "", Path(__file__)),
+        *("--peer", (peer,), "--cases", name, "--times", log),
     )
-    return [sys.executable, *launcher, __file__, "--peer", peer, "--cases", name, "--times", log]
 
 
 def measure(command, variables, case, log):
@@ -377,16 +281,9 @@ def measure(command, variables, case, log):
         if status != 0:
             output.seek(0)
             sys.exit(f"bench_peers: failed: {' '.join(command)}\n{output.read()[-2000:]}")
-    with open(log) as lines:
-        events = [json.loads(line) for line in lines]
-    told = [event["memory"]["measured"] for event in events if event["event"] == "end"]
+    told = [event["memory"]["measured"] for event in events(log, "end")]
     peak = told[0]["device"] + told[0]["host"] if told else 1024 * usage.ru_maxrss
-    return Run(
-        run_ms(
-            [event for event in events if event["event"] == "step" and event["step"] > WARMUP], case
-        ),
-        peak,
-    )
+    return Run(run_ms(timed_steps(log, WARMUP), case), peak)
 
 
 def run_ms(steps, case):
@@ -395,11 +292,8 @@ def run_ms(steps, case):
     if case.shape is not SMALL:
         return statistics.median(event["ms"] for event in steps)
     batch = case.B * case.ranks
-    return (
-        batch
-        * sum(event["ms"] for event in steps)
-        / sum(len(event["samples"]) if "samples" in event else batch for event in steps)
-    )
+    samples = sum(len(step["samples"]) if "samples" in step else batch for step in steps)
+    return batch * sum(step["ms"] for step in steps) / samples
 
 
 def can_compile():
@@ -409,12 +303,10 @@ def can_compile():
 
 def compare(name, program, rounds, folder):
     """All rounds of a case. Returns {contestant: [Run per round]}."""
-    case, log, shard = CASES[name], os.path.join(folder, "log"), os.path.join(folder, "shard.bin")
-    commands = {}
-    for peer in (
-        "train_gpt",
-        *(peer for peer in case.peers if can_compile() or peer not in COMPILED),
-    ):
+    case, log, shard, commands = CASES[name], folder / "log", folder / "shard.bin", {}
+    for peer in ("train_gpt", *case.peers):
+        if peer in COMPILED and not can_compile():
+            continue
         zero = 0 if peer == "stage0" else case.zero
         commands[peer] = (
             our_command(program, shard, case, zero, log, OURS[peer])
@@ -424,20 +316,22 @@ def compare(name, program, rounds, folder):
     runs = {contestant: [] for contestant in commands}
     for r in range(rounds):
         for contestant in list(commands)[:: -1 if r % 2 else 1]:
-            open(log, "w").close()
-            runs[contestant].append(
-                measure(commands[contestant], PEERS.get(contestant, {}), case, log)
-            )
-            print(
-                f"  {name} round {r + 1} of {rounds}: {contestant}"
-                f" {runs[contestant][-1].ms:.1f} ms",
-                file=sys.stderr,
-            )
+            log.write_text("")
+            variables = KEEPS_MEMORY if contestant in KEEPING_MEMORY else {}
+            run = measure(commands[contestant], variables, case, log)
+            runs[contestant].append(run)
+            text = f"  {name} round {r + 1} of {rounds}: {contestant} {run.ms:.1f} ms"
+            print(text, file=sys.stderr)
     return runs
 
 
 def middle(results, field):
     return statistics.median(getattr(result, field) for result in results)
+
+
+def ratios_of(results, base):
+    """Of their times, within each round."""
+    return [a.ms / b.ms for a, b in zip(results, base)]
 
 
 def spread(ratios):
@@ -457,18 +351,14 @@ def print_private(name, runs):
         f" {'units: min median max':>22}"
     )
     for who, results in runs.items():
-        line = f"  {who:10} {middle(results, 'ms'):8.1f} {middle(results, 'bytes') / 1e6:6.0f}   "
+        ms, size = middle(results, "ms"), middle(results, "bytes")
+        line = f"  {who:10} {ms:8.1f} {size / 1e6:6.0f}   "
         if who in WITHOUT:
             base = runs[WITHOUT[who]]
-            line += (
-                f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22}"
-                f" {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
-            )
-            line += (
-                f"{spread([b.ms / a.ms for a, b in zip(runs['unit'], results)]):>22}"
-                if who not in OURS
-                else ""
-            )
+            more = size / middle(base, "bytes")
+            line += f"{spread(ratios_of(base, results)):>22} {more:7.3f}   "
+        if who in WITHOUT and who not in OURS:
+            line += f"{spread(ratios_of(results, runs['unit'])):>22}"
         print(line.rstrip(), flush=True)
 
 
@@ -479,11 +369,12 @@ def print_rows(name, runs):
         if peer == "train_gpt":
             continue
         ours = runs[AGAINST.get(peer, "train_gpt")]
-        ratios = [b.ms / a.ms for a, b in zip(ours, theirs)]
+        (ms, size), (their_ms, their_size) = (
+            (middle(results, "ms"), middle(results, "bytes") / 1e6) for results in (ours, theirs)
+        )
         print(
-            f"{shape} {middle(ours, 'ms'):10.1f} {peer:>10} {middle(theirs, 'ms'):10.1f}   "
-            f"{spread(ratios)}   "
-            f"{middle(ours, 'bytes') / 1e6:9.0f} {middle(theirs, 'bytes') / 1e6:9.0f}",
+            f"{shape} {ms:10.1f} {peer:>10} {their_ms:10.1f}   {spread(ratios_of(theirs, ours))}"
+            f"   {size:9.0f} {their_size:9.0f}",
             flush=True,
         )
 
@@ -510,7 +401,7 @@ def benchmark(cases, program, rounds):
     with tempfile.TemporaryDirectory() as folder:
         for name in cases:
             random_shard(Path(folder) / "shard.bin", CASES[name].shape.vocab, 100_000)
-            runs = compare(name, program, rounds, folder)
+            runs = compare(name, program, rounds, Path(folder))
             (print_private if CASES[name].shape is SMALL else print_rows)(name, runs)
 
 

@@ -1,27 +1,30 @@
 """encode_blocks.py: turns the blocks of prepare_data.py's sources into tokens, on all cores.
 
     Encoder          a block -> what it adds to each side; the same bytes in any process
-    encoded          (block, result) of blocks, in their order. A worker gets its next block when it
-                     gives back one; a few results wait until it is their turn, never more
+    encoded          (block, result) of blocks, in their order; a few of each worker wait until it
+                     is their turn, never more
     Progress         a line on a terminal: how far, how fast, how long still
 
 Standard library only.
 """
 
+import collections
 import hashlib
 import itertools
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 
 from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure
 from text_sources import BAD_RECORD, NO_UTF8, Item, add_lost, documents_of
 
-WAITING = 4  # results for each worker
+WAITING = 4  # blocks or results for each worker
 CHANGED = "that the tokenizer has no tokens for, or changes"
 
 
@@ -117,103 +120,61 @@ def texts_of(blocks, encoder, most):
 # Processes
 
 
-def serve(connection, encode, inherited):
-    """A worker: gives the result of each block that it gets, until nobody sends any more. That is
-    seen when no process has the other end of the connection: this one gives up what it
-    inherited."""
-    for other in inherited:
-        other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when the one who sends does
+def begin_worker(encode):
+    """A worker has the tokenizer already where it is forked. Ctrl-C ends the one who sends, and
+    that ends its workers, however it ends."""
+    global encoder
+    encoder = encode
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def work(block):
     try:
-        while True:
-            block = connection.recv()
-            try:
-                connection.send(encode(block))
-            except Failure as failure:
-                connection.send((failure.status, str(failure)))
-    except (EOFError, OSError):
-        pass
-
-
-class Workers:
-    def __init__(self, count, encode):
-        # A forked process has the tokenizer already.
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        self.idle, self.processes = [], []
-        for _ in range(count):
-            mine, theirs = context.Pipe()
-            self.idle.append(mine)
-            arguments = theirs, encode, [*self.idle]
-            self.processes.append(context.Process(target=serve, args=arguments, daemon=True))
-            self.processes[-1].start()
-            theirs.close()
-        self.all = [*self.idle]
-
-    def close(self):
-        for connection in self.all:
-            connection.close()
-        for process in self.processes:
-            process.terminate()
-            process.join()
-
-    def results(self, blocks):
-        """(block without its data, result) in the order of the blocks."""
-        numbered, busy, waiting, done = enumerate(blocks), {}, {}, 0
-        upcoming, failure = self.following(numbered)
-        while upcoming or busy or waiting:
-            while self.idle and upcoming and upcoming[0] < done + WAITING * len(self.all):
-                number, block = upcoming
-                connection = self.idle.pop()
-                self.transferred(connection.send, block)
-                block.data = None
-                busy[connection] = number, block
-                upcoming, failure = self.following(numbered)
-            while done in waiting:
-                yield waiting.pop(done)
-                done += 1
-            for connection in wait(list(busy)) if busy else []:
-                number, block = busy.pop(connection)
-                waiting[number] = block, self.transferred(connection.recv)
-                self.idle.append(connection)
-        if failure:
-            raise failure
-
-    @staticmethod
-    def following(numbered):
-        """(the next block or None, the failure to read it or None): what was read before a failure
-        is used."""
-        try:
-            return next(numbered, None), None
-        except Failure as failure:
-            return None, failure
-
-    @staticmethod
-    def transferred(function, *arguments):
-        try:
-            return function(*arguments)
-        except (EOFError, OSError) as error:
-            raise Failure(
-                EXIT_RESOURCES, "a worker ended: too little memory? --workers 1 takes least"
-            ) from error
+        return encoder(block)
+    except Failure as failure:
+        return failure.status, str(failure)
 
 
 def encoded(blocks, encode, count):
     """(block without its data, result) of each block in order, by `count` processes. Few blocks are
-    not worth any."""
-    blocks = iter(blocks)
+    not worth any. What was read before a failure to read is used."""
+    blocks, failure, waiting = iter(blocks), None, collections.deque()
     first = list(itertools.islice(blocks, 2))
+    upcoming = itertools.chain(first, blocks)
     if count == 1 or len(first) < 2:
-        for block in itertools.chain(first, blocks):
+        for block in upcoming:
             yield block, encode(block)
         return
-    workers = Workers(count, encode)
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    pool = ProcessPoolExecutor(count, context, begin_worker, (encode,))
     try:
-        for block, result in workers.results(itertools.chain(first, blocks)):
+        while True:
+            while not failure and len(waiting) < WAITING * count:
+                try:
+                    block = next(upcoming, None)
+                except Failure as error:
+                    failure = error
+                    break
+                if block is None:
+                    break
+                waiting.append((replace(block, data=None), pool.submit(work, block)))
+            if not waiting:
+                break
+            block, job = waiting.popleft()
+            result = job.result()
             if isinstance(result, tuple):
                 raise Failure(*result)
             yield block, result
+    except BrokenProcessPool as error:
+        raise Failure(
+            EXIT_RESOURCES, "a worker ended: too little memory? --workers 1 takes least"
+        ) from error
     finally:
-        workers.close()
+        pool.shutdown(cancel_futures=True)
+    if failure:
+        raise failure
 
 
 def cores():

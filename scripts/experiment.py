@@ -27,11 +27,13 @@ import statistics
 import struct
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 import run_log
+from plot import pyplot_or_none
 from progress import Progress
 from regular_files import hold_folder
 
@@ -207,6 +209,17 @@ def equal_quota(ranks, of_cores=None):
     return 90 // -(-ranks // (of_cores or cores()))
 
 
+def processes(program):
+    """(pid, words of its command line) of all processes that run a program of this file name."""
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            line = Path(path).read_text(errors="replace").split("\0")[:-1]
+        except OSError:
+            continue  # it ended meanwhile
+        if line and os.path.basename(line[0]) == os.path.basename(program):
+            yield int(path.split("/")[2]), line
+
+
 SHARD, SHARD_MAGIC = "<256i", 20240520  # header: magic number, version, tokens; then 2 bytes each
 
 
@@ -308,6 +321,14 @@ def turns(rounds, variants):
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by number of values
 
 
+def value_at(points, x):
+    """Of (x, y) in order: linear between two of them; the first and the last one's beyond."""
+    for (a, low), (b, high) in zip(points, points[1:]):
+        if x <= b:
+            return low + (high - low) * max(0, x - a) / (b - a)
+    return points[-1][1]
+
+
 def interval(values):
     """The mean, and half of its 95 % interval (Student's t): 0 of a single value."""
     values = list(values)
@@ -379,6 +400,34 @@ class Bench:
                 status,
             )
         return status, output.read_text(errors="replace")
+
+    def in_turns(self, rounds, variants, run):
+        """Variant -> its logs: run(variant, round) of each variant in turn."""
+        logs = {variant: [] for variant in variants}
+        for number, variant in turns(rounds, logs):
+            logs[variant].append(run(variant, number))
+        return logs
+
+    def forecast(self, name, *flags, group="forecasts"):
+        """What --dry-run says: (the object, ""), or (None, why nothing fits)."""
+        file = name.replace(",", "").replace(" ", "_").replace("/", "_")
+        status, text = self.ask(
+            *(f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags),
+            allowed=(0, EXIT_RESOURCES),
+            group=group,
+        )
+        return (None, text) if status else (first_object(text), "")
+
+    @property
+    def cluster_name(self):
+        """Of this folder as it is given, so that the same command goes on elsewhere, too."""
+        return f"reproduce{zlib.crc32(str(self.into).encode()):08x}"
+
+    def on_cluster(self, nodes, more=""):
+        """What starts ranks on nodes with a rank each, with an equal share of the cores. more:
+        further words for the cluster."""
+        quota = equal_quota(nodes)
+        return cluster(f"{nodes}x1 --name {self.cluster_name} {more} --cpu {quota}")
 
     def draw(self, name, paint, rows=1, columns=1, size=(7, 4)):
         """paint(axes): of one row a list, of several a list for each. Each gets a grid and, where
@@ -492,6 +541,15 @@ def tuned(bench, part, every, rates, command, score=final_loss, better=min):
     }
 
 
+def rate_beyond(grid, most):
+    """The rate that a grid (rate -> loss) of so many at most lacks because its best one is at an
+    edge, or None."""
+    best, rates = min(grid, key=grid.get), sorted(grid)
+    if len(rates) >= most or best not in (rates[0], rates[-1]):
+        return None
+    return best / 2 if best == rates[0] else best * 2
+
+
 def tuned_runs(plan, rates):
     """How many runs tuned() makes of a candidate with so many rates."""
     return rates * len(plan.tuning_seeds) + len(set(plan.seeds) - set(plan.tuning_seeds))
@@ -532,20 +590,6 @@ def write_rows(path, rows, columns=vars):
         table = csv.DictWriter(file, [*found[0]], lineterminator="\n")
         table.writeheader()
         table.writerows(found)
-
-
-def pyplot_or_none(name):
-    """matplotlib's drawing, without a screen; None, and a word about it, where it is not
-    installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{name}: matplotlib is not there (scripts/setup.sh python gets it): no pictures")
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 # --------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ import time
 
 import torch
 import torch.nn.functional as F
-from bench_peers import GPT
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch_gpt import GPT, VOCAB
 
-T, VOCAB = 1024, 50257
+T = 1024
 MODELS = {"124M": (12, 12, 768), "774M": (36, 20, 1280), "1558M": (48, 25, 1600), "toy": (2, 2, 16)}
 WARMUP, STEPS, CALLS = 3, 8, 7
 # m, n, k of a block's products in 124M (B=64) and 1558M (B=16), and of a chunk of the classifier

@@ -97,7 +97,7 @@ ATTENTIONS = {OWN: {"TRAIN_GPT_OWN_ATTENTION": "1"}, CUDNN: {}}  # the environme
 # Of the other machine: the libraries of C and C++, and NVIDIA's
 NVIDIA = r"lib(cuda|cudart|cublas|cudnn|nccl|nvrtc|nvJitLink)"
 ELSEWHERE = re.compile(rf"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so|{NVIDIA}")
-FILES = [f"scripts/{name}.py" for name in ("gpu_ten", "gpu_peer", "bench_peers")]
+FILES = [f"scripts/{name}.py" for name in ("gpu_ten", "gpu_peer", "torch_gpt")]
 FILES += [f"test/{name}.py" for name in ("harness", "test_gpu", "test_gpu_device")]
 FILES += [f"test/golden/gpt_tiny{end}.bin" for end in ("", "_model", "_tokens")]
 FILES += ["test/golden/experts.json"]
@@ -627,7 +627,7 @@ def run(options):
 
 
 def table(options):
-    import gpu_table  # the roofline: not packed
+    import gpu_table  # which is not packed
 
     text = gpu_table.results_page(options.folders, options.whole)
     if options.page == "-":

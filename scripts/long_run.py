@@ -44,10 +44,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiment import MIB, SCRIPTS, markdown, processes, words
 from regular_files import hold_folder
 
 EXIT_DIFFERENT, EXIT_INPUT, EXIT_RESOURCES = 1, 2, 3
-LAUNCH = str(Path(__file__).resolve().parent / "launch.sh")
+LAUNCH = SCRIPTS / "launch.sh"
 KINDS = ("rank", "mpirun", "hang", "stop", "power", "torn", "disk")
 WATCHDOG = 10  # seconds; far above the longest step and checkpoint
 FAULTS = 12  # in --minutes, about
@@ -55,21 +56,14 @@ FAULTS = 12  # in --minutes, about
 RECOVERY = 6
 PATIENCE = 180  # seconds for the run to make a new step after a fault
 SAMPLE_EVERY = 0.5  # seconds
-CHECKPOINTS_ON_DISK = (
-    6  # that the small disk has room for: three kept, one being written, two to spare
-)
-FLAT = (0.01, 2 << 20)  # growth of a process that passes for noise: a share of its memory, or bytes
+# that the small disk has room for: three kept, one being written, two to spare
+CHECKPOINTS_ON_DISK = 6
+FLAT = (0.01, 2 * MIB)  # growth of a process that passes for noise: a share of its memory, or bytes
 COMPARED = {"step": ("loss", "grad_norm", "lr"), "val": ("loss", "bits_per_byte")}
-FLAGS = {
-    "model": "layers=6,heads=6,channels=192,vocab=256",
-    "seq-len": "128",
-    "micro-batch": "4",
-    "lr": "1e-3",
-    "warmup": "20",
-    "final-lr-fraction": "0.1",
-    "weight-decay": "0.1",
-    "val-batches": "2",
-}
+FLAGS = (
+    "--model layers=6,heads=6,channels=192,vocab=256 --seq-len 128 --micro-batch 4 --lr 1e-3"
+    " --warmup 20 --final-lr-fraction 0.1 --weight-decay 0.1 --val-batches 2"
+)
 
 
 class Failure(Exception):
@@ -82,18 +76,9 @@ class Failure(Exception):
 
 def read(path):
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
     except OSError:
         return b""  # the process has ended
-
-
-def processes(name, out):
-    """Processes of the run in this folder whose program has this name."""
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        words = read(path).split(b"\0")
-        if os.path.basename(words[0]) == name.encode() and str(out).encode() in words:
-            yield int(path.split("/")[2])
 
 
 def rank_of(pid):
@@ -101,24 +86,27 @@ def rank_of(pid):
     return int(found[1]) if found else 0
 
 
+def processes_of(out, program):
+    """Those of the run with this --out, by rank."""
+    return sorted((pid for pid, line in processes(program) if str(out) in line), key=rank_of)
+
+
 class MemorySampler(threading.Thread):
     """Resident bytes of the ranks of one folder: (rank, pid) -> values, until it is told to end."""
 
     def __init__(self, program, out):
         super().__init__(daemon=True)
-        self.program, self.out = os.path.basename(program), out
+        self.program, self.out = program, out
         self.samples, self.over = {}, threading.Event()
 
     def run(self):
-        ranks = {}
+        ranks, page = {}, os.sysconf("SC_PAGE_SIZE")
         while not self.over.wait(SAMPLE_EVERY):
-            for pid in processes(self.program, self.out):
+            for pid in processes_of(self.out, self.program):
                 resident = read(f"/proc/{pid}/statm").split()
                 if resident:
-                    rank = ranks.setdefault(pid, rank_of(pid))
-                    self.samples.setdefault((rank, pid), []).append(
-                        int(resident[1]) * os.sysconf("SC_PAGE_SIZE")
-                    )
+                    place = ranks.setdefault(pid, rank_of(pid)), pid
+                    self.samples.setdefault(place, []).append(page * int(resident[1]))
 
     def rows(self, label):
         """For each rank: how many processes, the longest one's seconds and memory, and the largest
@@ -127,19 +115,11 @@ class MemorySampler(threading.Thread):
         self.join()
         for rank in sorted({rank for rank, _ in self.samples}):
             mine = [values for (r, _), values in self.samples.items() if r == rank]
-            long = [
-                values for values in mine if len(values) >= 20
-            ]  # a quarter is then enough for a median
+            long = [values for values in mine if len(values) >= 20]  # a quarter has a median
             if long:
                 longest = max(long, key=len)
-                yield (
-                    label,
-                    rank,
-                    len(mine),
-                    len(longest) * SAMPLE_EVERY,
-                    statistics.median(longest),
-                    max(map(growth, long)),
-                )
+                seconds, middle = len(longest) * SAMPLE_EVERY, statistics.median(longest)
+                yield label, rank, len(mine), seconds, middle, max(map(growth, long))
 
 
 def growth(values):
@@ -184,24 +164,16 @@ def parse(line):
 class Training:
     """One folder: --out in it, log.jsonl, output.txt, model.bin."""
 
-    def __init__(self, folder, options, flags, restarts):
-        self.folder, self.out, self.log = folder, folder / "checkpoints", folder / "log.jsonl"
+    def __init__(self, folder, options, flags, restarts=0):
+        self.out, self.log = folder / "checkpoints", folder / "log.jsonl"
         self.output, self.model = folder / "output.txt", folder / "model.bin"
-        self.options, self.child = options, None
-        flags = dict(flags, out=self.out, log=self.log, export=self.model)
-        self.command = [
-            LAUNCH,
-            "--restarts",
-            str(restarts),
-            "--ranks",
-            str(options.ranks),
-            "--continue",
-            "--",
-            options.program,
-            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
-        ]
-        folder.mkdir(parents=True, exist_ok=True)
-        self.out.mkdir(exist_ok=True)
+        self.program, self.child = options.program, None
+        self.command = words(
+            *(LAUNCH, "--restarts", restarts, "--ranks", options.ranks, "--continue --"),
+            *((options.program,), FLAGS, flags),
+            *("--out", self.out, "--log", self.log, "--export", self.model),
+        )
+        self.out.mkdir(parents=True, exist_ok=True)
 
     def start(self):
         with open(self.output, "ab") as output:
@@ -213,11 +185,8 @@ class Training:
                 start_new_session=True,
             )
 
-    def pids(self, name):
-        return sorted(processes(name, self.out), key=rank_of)
-
     def ranks(self):
-        return self.pids(os.path.basename(self.options.program))
+        return processes_of(self.out, self.program)
 
     def end(self):
         """kill -9 of everything, launch.sh first; returns when all are gone."""
@@ -225,11 +194,10 @@ class Training:
             self.child.kill()
             self.child.wait()
         until = time.monotonic() + 60
-        while left := [*self.pids("mpirun"), *self.ranks()]:
+        while left := [*processes_of(self.out, "mpirun"), *self.ranks()]:
             if time.monotonic() > until:
                 raise Failure(f"processes that cannot be killed: {left}")
-            for pid in left:
-                kill(pid, signal.SIGKILL)
+            kill(signal.SIGKILL, *left)
             time.sleep(0.02)
 
     def done(self):
@@ -243,14 +211,14 @@ class Training:
         return Follower(self.log).events()
 
     def last_words(self):
-        return f"see {self.output}\n" + "\n".join(
-            self.output.read_text(errors="replace").splitlines()[-8:]
-        )
+        lines = self.output.read_text(errors="replace").splitlines()[-8:]
+        return "\n".join([f"see {self.output}", *lines])
 
 
-def kill(pid, number):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def kill(number, *pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,12 +242,12 @@ class Fault:
 class Disturbed(Training):
     """A training and what happens to it."""
 
-    def __init__(self, folder, options, flags, draw, interval, disk):
+    def __init__(self, folder, options, flags, steps, interval):
         super().__init__(folder, options, flags, restarts=5)
-        self.draw, self.interval, self.disk = draw, interval, disk
-        self.faults, self.kinds, self.open, self.could_not_save = [], [], None, False
-        self.steps, self.last, self.logged, self.checkpoints = flags["steps"], 0, 0, 0
-        self.follower, self.restarts = Follower(self.log), 0
+        self.draw, self.interval, self.steps = random.Random(options.seed), interval, steps
+        self.options, self.faults, self.kinds, self.open = options, [], [], None
+        self.last, self.logged, self.checkpoints, self.restarts = 0, 0, 0, 0
+        self.follower, self.could_not_save = Follower(self.log), False
 
     def next_kind(self):
         if not self.kinds:
@@ -293,31 +261,24 @@ class Disturbed(Training):
         self.start()
         while True:
             time.sleep(0.01)
-            closed = self.look()
-            if closed:
+            if self.look():
                 due = time.monotonic() + self.wait()
-            if self.child.poll() is not None and self.ended():
-                return time.monotonic() - begin
             now = time.monotonic()
+            if self.child.poll() is not None:
+                self.check_end()
+                return now - begin
             if self.open and now - self.open.time > PATIENCE:
                 raise Failure(
                     f"no new step {PATIENCE} s after fault {self.open.kind}: {self.last_words()}"
                 )
-            if (
-                not self.open
-                and now > due
-                and self.logged > 1
-                and self.checkpoints > 1
-                and self.last < self.steps
-            ):
+            ready = self.logged > 1 and self.checkpoints > 1 and self.last < self.steps
+            if not self.open and now > due and ready and self.options.kinds:
                 self.open = Fault(self.next_kind(), (now - begin) / 60, self.last)
                 self.faults.append(self.open)
                 self.logged = 0
                 getattr(self, "do_" + self.open.kind)()
-                print(
-                    f"{self.open.minute:6.2f} min  step {self.open.at_step}: {self.open.kind}",
-                    flush=True,
-                )
+                fault = self.faults[-1]
+                print(f"{fault.minute:6.2f} min  step {fault.at_step}: {fault.kind}", flush=True)
 
     def wait(self):
         return self.interval * self.draw.uniform(0.5, 1.5)
@@ -343,50 +304,44 @@ class Disturbed(Training):
         fault.back, fault.first, self.open = time.monotonic() - fault.time, step, None
         return True
 
-    def ended(self):
-        """launch.sh is there no more: true at the end of the run; any other end is a failure."""
+    def ended_well(self):
+        """Of launch.sh, which is there no more."""
+        return self.child.returncode in ((0, EXIT_RESOURCES) if self.could_not_save else (0,))
+
+    def check_end(self):
+        """Any end before the last step is a failure."""
         self.look()
-        if (
-            self.child.returncode not in ((0, EXIT_RESOURCES) if self.could_not_save else (0,))
-            or self.last < self.steps
-        ):
+        if not self.ended_well() or self.last < self.steps:
             raise Failure(
                 f"launch.sh ended with {self.child.returncode} at step {self.last}:"
                 f" {self.last_words()}"
             )
-        return True
 
     def do_rank(self):
-        for pid in self.draw.sample(self.ranks(), 1):
-            kill(pid, signal.SIGKILL)
+        kill(signal.SIGKILL, *self.draw.sample(self.ranks(), 1))
 
     def do_mpirun(self):
-        for pid in self.pids("mpirun"):
-            kill(pid, signal.SIGKILL)
+        kill(signal.SIGKILL, *processes_of(self.out, "mpirun"))
 
     def do_hang(self):
-        for pid in self.draw.sample(self.ranks(), 1):
-            kill(pid, signal.SIGSTOP)
+        kill(signal.SIGSTOP, *self.draw.sample(self.ranks(), 1))
 
     def do_stop(self):
         self.child.terminate()
-        code = self.child.wait()
-        if code not in ((0, EXIT_RESOURCES) if self.could_not_save else (0,)):
-            raise Failure(f"launch.sh ended with {code} after SIGTERM: {self.last_words()}")
-        self.look()
-        self.could_not_save, self.open.at_step = False, self.last
-        self.start()
+        self.child.wait()
+        if not self.ended_well():
+            raise Failure(
+                f"launch.sh ended with {self.child.returncode} after SIGTERM: {self.last_words()}"
+            )
+        self.could_not_save = False
+        self.go_on()
 
     def do_power(self):
         self.end()
-        self.look()
-        self.open.at_step = self.last
-        self.start()
+        self.go_on()
 
     def do_torn(self):
         self.end()
-        self.look()
-        self.open.at_step = self.last
         newest = max(self.out.glob("step_*[0-9]"))
         victim = self.draw.choice(sorted(newest.iterdir()))
         size = victim.stat().st_size
@@ -398,14 +353,18 @@ class Disturbed(Training):
                 byte = file.read(1)
                 file.seek(-1, os.SEEK_CUR)
                 file.write(bytes([byte[0] ^ 1]))
+        self.go_on()
+
+    def go_on(self):
+        self.look()
+        self.open.at_step = self.last
         self.start()
 
     def do_disk(self):
         """Fills the small disk until the run says that it could not save."""
-        warnings = self.warnings()
-        ballast = self.out / "ballast"
+        before, ballast = self.warnings(), self.out / "ballast"
         until = time.monotonic() + PATIENCE
-        while self.warnings() == warnings:
+        while self.warnings() == before:
             if time.monotonic() > until or self.child.poll() is not None:
                 break  # the last save may have been before
             fill(ballast)
@@ -434,78 +393,40 @@ def fill(path):
 
 
 @contextlib.contextmanager
-def small_disk(folder, size, wanted):
+def small_disk(folder, size, wanted=True):
     """A disk in memory of this size in the folder, where it is wanted."""
+    folder.mkdir(parents=True, exist_ok=True)
     if wanted:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "long_run", str(folder)], check=True
-        )
+        mount = words("mount -t tmpfs -o", f"size={size}", "long_run", folder)
+        subprocess.run(mount, check=True)
     try:
         yield
     finally:
         if wanted:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+def without_disk(options):
+    """The kinds of faults, without disk where no small disk can be mounted here."""
+    try:
+        with small_disk(options.out / "probe", MIB, "disk" in options.kinds):
+            return options.kinds
+    except (OSError, subprocess.CalledProcessError):
+        print("without disk: no small disk can be mounted here", flush=True)
+        return [kind for kind in options.kinds if kind != "disk"]
 
 
 # --------------------------------------------------------------------------------------------------
 # The experiment
 
 
-def known_flags(options):
-    result = subprocess.run(
-        [LAUNCH, "--ranks", "1", "--", options.program, "--help"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if result.returncode:
-        raise Failure(f"{options.program} --help does not work: {result.stderr}")
-    return result.stdout
-
-
-def can_mount(folder):
-    """Whether a disk in memory can be made here."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with small_disk(folder, 1 << 20, True):
-            return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
-def possible_kinds(options, help_text):
-    reasons = {
-        "hang": (
-            "--watchdog is not among the program's flags" if "--watchdog" not in help_text else ""
-        ),
-        "disk": (
-            "no small disk can be mounted here"
-            if "disk" in options.kinds and not can_mount(options.out / "probe")
-            else ""
-        ),
-    }
-    for kind in options.kinds:
-        if reasons.get(kind):
-            print(f"without {kind}: {reasons[kind]}", flush=True)
-    return [kind for kind in options.kinds if not reasons.get(kind)]
-
-
 def calibrate(options, flags):
     """Seconds of a step and bytes of a checkpoint."""
-    short = Training(
-        options.out / "calibration",
-        options,
-        dict(flags, steps=40, **{"val-every": 0, "save-every": 40}),
-        restarts=0,
-    ).done()
-    seconds = (
-        statistics.median(
-            float(e["ms"]) for e in short.events() if e["event"] == "step" and e["step"] > 10
-        )
-        / 1000
-    )
-    size = sum(path.stat().st_size for path in short.out.glob("step_00000040/*"))
-    return seconds, size
+    short = words(flags, "--steps 40 --val-every 0 --save-every 40")
+    run = Training(options.out / "calibration", options, short).done()
+    steps = [e for e in run.events() if e["event"] == "step" and e["step"] > 10]
+    size = sum(path.stat().st_size for path in run.out.glob("step_00000040/*"))
+    return statistics.median(float(step["ms"]) for step in steps) / 1000, size
 
 
 def differences(disturbed, whole):
@@ -522,139 +443,84 @@ def differences(disturbed, whole):
 
 
 def table(head, rows):
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for row in rows:
-        print(
-            "| "
-            + " | ".join(
-                f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
-                for value in row
-            )
-            + " |"
-        )
-    print(flush=True)
+    def text(value):
+        return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
+
+    print(markdown(head, [list(map(text, row)) for row in rows]), flush=True)
 
 
 def report(options, disturbed, seconds, undisturbed, memory):
     count, wrong = differences(disturbed.events(), undisturbed.events())
     same_weights = filecmp.cmp(disturbed.model, undisturbed.model, shallow=False)
     grown = [row for row in memory if row[5] > max(FLAT[0] * row[4], FLAT[1])]
-    print()
-    table(
-        (
-            "fault",
-            "at minute",
-            "step",
-            "steps redone",
-            "seconds to the first new step (disk: checkpoint)",
-        ),
-        [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults],
-    )
-    table(
-        ("run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"),
-        [(*row[:4], row[4] / 2**20, row[5] / 2**20) for row in memory],
-    )
+    kinds = [fault.kind for fault in disturbed.faults]
     backs = sorted(
         f.back for f in disturbed.faults if f.back is not None and f.kind not in ("disk", "hang")
     )
+    print()
+    head = ["fault", "at minute", "step", "steps redone"]
     table(
-        ("what", "measured"),
-        [
-            (
-                "disturbed run",
-                (
-                    f"{disturbed.steps} steps on {options.ranks} ranks in {seconds / 60:.1f} min,"
-                    f" seed {options.seed}"
-                ),
-            ),
-            (
-                "faults",
-                f"{len(disturbed.faults)}: "
-                + ", ".join(
-                    f"{kind} {n}"
-                    for kind in KINDS
-                    if (n := sum(f.kind == kind for f in disturbed.faults))
-                ),
-            ),
-            ("starts of the program", disturbed.restarts),
-            ("steps redone", sum(f.redone() for f in disturbed.faults)),
-            (
-                "seconds from a fault to the first new step (without hang, disk)",
-                (
-                    f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}"
-                    if backs
-                    else "none"
-                ),
-            ),
-            (
-                "step and validation events, compared digit by digit",
-                f"{count}, {len(wrong)} differ or are missing"
-                + "".join(f", {k} {s}" for k, s in wrong[:5]),
-            ),
-            ("exported weights", "equal, byte for byte" if same_weights else "DIFFERENT"),
-            (
-                "memory",
-                (
-                    f"GROWS in {len(grown)} rows"
-                    if grown
-                    else "flat" if memory else "not measured: no process lived for 10 s"
-                ),
-            ),
-        ],
+        [*head, "seconds to the first new step (disk: checkpoint)"],
+        [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults],
     )
+    table(
+        ["run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"],
+        [(*row[:4], row[4] / MIB, row[5] / MIB) for row in memory],
+    )
+    back = f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}" if backs else "none"
+    flat = "flat" if memory else "not measured: no process lived for 10 s"
+    measured = {
+        "disturbed run": f"{disturbed.steps} steps on {options.ranks} ranks in"
+        f" {seconds / 60:.1f} min, seed {options.seed}",
+        "faults": f"{len(kinds)}: "
+        + ", ".join(f"{kind} {kinds.count(kind)}" for kind in KINDS if kind in kinds),
+        "starts of the program": disturbed.restarts,
+        "steps redone": sum(fault.redone() for fault in disturbed.faults),
+        "seconds from a fault to the first new step (without hang, disk)": back,
+        "step and validation events, compared digit by digit": f"{count}, {len(wrong)} differ or"
+        " are missing" + "".join(f", {kind} {step}" for kind, step in wrong[:5]),
+        "exported weights": "equal, byte for byte" if same_weights else "DIFFERENT",
+        "memory": f"GROWS in {len(grown)} rows" if grown else flat,
+    }
+    table(["what", "measured"], measured.items())
     return EXIT_DIFFERENT if wrong or not same_weights or grown else 0
 
 
+def run_whole(options, run, what):
+    """What run() gives, and the rows of memory meanwhile."""
+    sampler = MemorySampler(options.program, run.out)
+    sampler.start()
+    try:
+        return what(), list(sampler.rows(run.out.parent.name))
+    finally:
+        run.end()
+
+
 def experiment(options):
-    help_text = known_flags(options)
-    options.kinds = possible_kinds(options, help_text)
-    flags = dict(
-        FLAGS,
-        train=f"{options.data}_train_*.bin",
-        val=f"{options.data}_val_*.bin",
-        **{"batch-tokens": 128 * max(8, options.ranks), "seed": options.seed},
+    options.kinds = without_disk(options)
+    train, val = (f"{options.data}_{part}_*.bin" for part in ("train", "val"))
+    flags = words(
+        *("--train", (train,), "--val", (val,), "--batch-tokens", 128 * max(8, options.ranks)),
+        f"--seed {options.seed} --watchdog {WATCHDOG}",
     )
-    if "--watchdog" in help_text:
-        flags["watchdog"] = WATCHDOG
     step, checkpoint = calibrate(options, flags)
     interval = options.minutes * 60 / FAULTS
-    every = max(
-        2, round(interval / 5 / step)
-    )  # steps between checkpoints: a fault costs a tenth of the interval
+    # steps between checkpoints: a fault costs a tenth of the interval
+    every = max(2, round(interval / 5 / step))
     share = interval / (1.1 * interval + RECOVERY) if options.kinds else 1
     steps = max(20, round(options.minutes * 60 * share / step))
-    flags.update({"steps": steps, "save-every": every, "keep": 3, "val-every": 2 * every})
+    flags += words(f"--steps {steps} --save-every {every} --keep 3 --val-every {2 * every}")
     print(
-        f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every"
+        f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / MIB:.1f} MiB every"
         f" {every} steps, a fault every {interval:.0f} s; seed {options.seed}",
         flush=True,
     )
-    disturbed = Disturbed(
-        options.out / "disturbed",
-        options,
-        flags,
-        random.Random(options.seed),
-        interval,
-        "disk" in options.kinds,
-    )
-    undisturbed = Training(options.out / "undisturbed", options, flags, restarts=0)
-    memory = []
-    with small_disk(disturbed.out, CHECKPOINTS_ON_DISK * checkpoint, disturbed.disk):
-        try:
-            sampler = MemorySampler(options.program, disturbed.out)
-            sampler.start()
-            seconds = disturbed.run()
-            memory += sampler.rows("disturbed")
-        finally:
-            disturbed.end()
+    disturbed = Disturbed(options.out / "disturbed", options, flags, steps, interval)
+    undisturbed = Training(options.out / "undisturbed", options, flags)
+    with small_disk(disturbed.out, CHECKPOINTS_ON_DISK * checkpoint, "disk" in options.kinds):
+        seconds, memory = run_whole(options, disturbed, disturbed.run)
     print("the same flags, undisturbed", flush=True)
-    try:
-        sampler = MemorySampler(options.program, undisturbed.out)
-        sampler.start()
-        undisturbed.done()
-        memory += sampler.rows("undisturbed")
-    finally:
-        undisturbed.end()
+    memory += run_whole(options, undisturbed, undisturbed.done)[1]
     return report(options, disturbed, seconds, undisturbed, memory)
 
 
@@ -673,9 +539,8 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--ranks", type=int, default=max(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 20))
-    parser.add_argument(
-        "--kinds", type=kinds, default=list(KINDS), help="of faults (default all); empty: none"
-    )
+    of_faults = "of faults (default all); empty: none"
+    parser.add_argument("--kinds", type=kinds, default=list(KINDS), help=of_faults)
     parser.add_argument("--out", type=Path, default=Path("out/long_run"))
     parser.add_argument("--data", default="data/text_bytes", metavar="PREFIX")
     parser.add_argument("--program", default="./train_gpt")
@@ -685,17 +550,14 @@ def arguments():
     if options.out.exists() and any(options.out.iterdir()):
         parser.error(f"{options.out} is not empty: choose another --out, or remove it")
     if not glob.glob(f"{options.data}_train_*.bin"):
-        parser.error(
-            f"no shards {options.data}_train_*.bin: run make data, or name others with --data"
-        )
+        parser.error(f"no {options.data}_train_*.bin: run make data, or name others with --data")
     options.out = options.out.resolve()
     return options
 
 
 def main():
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # through the finally clauses, as Ctrl-C
+    # through the finally clauses, as Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = arguments()
     try:
         held = hold_folder(options.out)

@@ -24,7 +24,7 @@ schedules (--trace FILE).
                   --show-schedule --trace planned it or
                   --profile-steps --trace measured it
 
-Without matplotlib it draws small curves and tables in the terminal instead.
+Needs matplotlib. In a terminal watch.py --once draws a log, and the program its own schedules.
 
 Losses that are null (private runs do not show them) are passed over. The key "joules" of a step
 event is the energy since the start event before it.
@@ -52,7 +52,6 @@ from run_log import (
     title,
 )
 
-TEXT_WIDTH = 60  # columns of the curve in the terminal
 TRACE_MOST = 1e9  # seconds, ranks, micro-batches of a trace
 SYNONYMS = {"seconds": "time"}
 LONG = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # units of time
@@ -165,39 +164,6 @@ def draw_picture(pyplot, runs, panels, options, out):
     print(one_line(out))
 
 
-def print_losses(runs, axis):
-    """One row of bars per run, each bar the mean of its share of the points; tall is a high
-    loss."""
-    for run in runs:
-        places, losses = run.points(run.train or run.val, axis)
-        width = min(TEXT_WIDTH, len(losses))
-        edges = [len(losses) * i // width for i in range(width + 1)]
-        means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
-        low, high = min(means), max(means)
-        curve = "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / (high - low or 1))] for mean in means)
-        print(
-            f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to"
-            f" {places[-1]:.10g}"
-        )
-
-
-def print_bars(runs, panel):
-    found, kinds = columns(runs, panel)
-    rows = [(kind, [table.get(kind, 0) for _, _, table in found]) for kind in kinds]
-    rows.append(("sum", [sum(table.values()) for _, _, table in found]))
-    print(f"{BARS[panel]}: {', '.join(f'{label} {when}' for label, when, _ in found)}")
-    for kind, values in rows:
-        print(f"  {kind:22}" + "".join(f"{n / MIB:14.3f}" for n in values))
-
-
-def print_text(runs, panels, axis):
-    for panel in panels:
-        if panel == "loss":
-            print_losses(runs, axis)
-        else:
-            print_bars(runs, panel)
-
-
 def read_cells(path):
     """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first
     one's begin on."""
@@ -297,24 +263,22 @@ def draw_schedule(pyplot, cells, out):
     print(one_line(out))
 
 
-def print_schedule(cells, columns=100):
-    """A row of letters for each rank; '.' is idle."""
-    span = span_of(cells)
-    for rank, row in cells.items():
-        text = ["."] * columns
-        for letter, micro, begin, end in row:
-            first, last = round(begin / span * columns), round(end / span * columns)
-            label = (
-                f"{letter}{micro}"
-                if micro >= 0 and len(f"{letter}{micro}") <= last - first
-                else letter
-            )
-            text[first:last] = label.ljust(last - first, "-")[: last - first]
-        print(f"rank {rank:<3} |{''.join(text)}|")
+def pyplot_or_none(name):
+    """matplotlib's drawing, without a screen; None, and a word about it, where it is not
+    installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"{name}: matplotlib is not there (scripts/setup.sh python gets it): no pictures")
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def main():
-    sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of the curves
+    sys.stdout.reconfigure(errors="replace")
     parser = argparse.ArgumentParser(
         description="Draw losses, memory and traffic from logs of train_gpt."
     )
@@ -357,17 +321,9 @@ def main():
     except BadLog as error:
         print(one_line(f"plot: {error}"), file=sys.stderr)
         return EXIT_INPUT
-    try:
-        import matplotlib
-    except ImportError:
-        print("plot: matplotlib is not there (scripts/setup.sh python gets it): drawing in text")
-        if options.trace:
-            print_schedule(cells)
-        print_text(runs, panels if runs else [], options.x)
-        return 0
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_or_none("plot")
+    if not pyplot:
+        return EXIT_RESOURCES
     out = options.out or (options.trace or options.logs[0]).with_suffix(".png")
     try:
         if options.trace:

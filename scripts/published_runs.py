@@ -189,59 +189,80 @@ def model_of(run):
     return f"layers={layers},heads={heads},channels={channels},vocab={vocab}"
 
 
-def predict(run, fitted=FITTED):
-    """What is predicted for a run, as it was published."""
-    words = [PROGRAM, "--dry-run", "--json", "--cluster", cluster_of(run, fitted)]
-    words += ["--model", model_of(run), "--seq-len", run.T, "--micro-batch", run.micro_batch]
-    words += ["--reduce-dtype", "bf16", "--batch-tokens", run.T * run.batch, *run.flags]
+def dry_run(*flags):
+    """The seconds of a step that train_gpt predicts for a run, on any machine."""
+    command = [PROGRAM, "--dry-run", "--json", "--reduce-dtype", "bf16", *flags]
     with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster alone
         environment = dict(
             os.environ, TMPDIR=folder, OMPI_MCA_ess_singleton_isolated="1", OPENBLAS_NUM_THREADS="1"
         )
         done = subprocess.run(
-            [str(word) for word in words],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
+            list(map(str, command)), stdout=subprocess.PIPE, check=True, env=environment
         )
-    seconds, tokens = json.loads(done.stdout)["predicted"]["step_ms"] / 1000, run.T * run.batch
-    gpus = run.nodes * run.ranks
+    return json.loads(done.stdout)["predicted"]["step_ms"] / 1000
+
+
+def recomputed_flops(tokens, layers, channels, T, vocab):
+    """Operations of a step as Megatron's papers and the release of ZeRO++ count them: 8 for each
+    parameter and token, of which 2 are the forward pass that is recomputed."""
+    attention, classifier = T / (6 * channels), vocab / (16 * layers * channels)
+    return 96 * tokens * layers * channels**2 * (1 + attention + classifier)
+
+
+def predict(run, fitted=FITTED):
+    """What is predicted for a run, as it was published."""
+    tokens, gpus = run.T * run.batch, run.nodes * run.ranks
+    seconds = dry_run(
+        *("--cluster", cluster_of(run, fitted), "--model", model_of(run), "--seq-len", run.T),
+        *("--micro-batch", run.micro_batch, "--batch-tokens", tokens, *run.flags),
+    )
     if run.source == "MPT":
         moved = tokens / gpus * SHAPES["MPT"][1] * fitted["logits"]
         seconds += moved / (COPIES * MEMORY[run.gpu] * 1e9)
     if run.published >= 1000:
         return tokens / seconds
     shapes, vocab = SHAPES[run.source]
-    L, _, C = shapes[run.model]
-    flops = 96 * tokens * L * C * C * (1 + run.T / (6 * C) + vocab / (16 * L * C))
-    return flops / seconds / gpus / 1e12
+    layers, _, channels = shapes[run.model]
+    return recomputed_flops(tokens, layers, channels, run.T, vocab) / seconds / gpus / 1e12
+
+
+def together(predict, keys):
+    """What is predicted for each of these."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return list(pool.map(predict, keys))
 
 
 def errors(runs, fitted=FITTED):
     """The relative error of each run's prediction."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda run: predict(run, fitted), runs)
-        return [speed / run.published - 1 for run, speed in zip(runs, found)]
+    found = together(lambda run: predict(run, fitted), runs)
+    return [speed / run.published - 1 for run, speed in zip(runs, found)]
 
 
-def fit():
-    """Each group of constants by least squares of the logarithms, in Gauss-Newton steps."""
+def fit(errors, fitted, names, most=12):
+    """Constants by least squares of the logarithms of predicted over published figures, in
+    Gauss-Newton steps, of which it prints each. errors: of constants, the relative errors."""
     import numpy as np
 
-    fitted, step = dict(FITTED), 0.01
+    step = 0.01
+    for _ in range(most):
+        now = np.log1p(errors(fitted))
+        slopes = [
+            (np.log1p(errors({**fitted, name: fitted[name] * math.exp(step)})) - now) / step
+            for name in names
+        ]
+        change = np.clip(np.linalg.lstsq(np.array(slopes).T, -now, rcond=None)[0], -0.5, 0.5)
+        by = dict(zip(names, map(math.exp, change)))
+        fitted = {name: value * by.get(name, 1) for name, value in fitted.items()}
+        print(", ".join(f"{name} {fitted[name]:.4g}" for name in names), flush=True)
+        if np.abs(change).max() < 1e-4:
+            break
+    return fitted
+
+
+def fit_all():
+    fitted = FITTED
     for names, runs in FITS:
-        for _ in range(4):
-            now = np.log1p(errors(runs, fitted))
-            slopes = [
-                (np.log1p(errors(runs, {**fitted, name: fitted[name] * math.exp(step)})) - now)
-                / step
-                for name in names
-            ]
-            change = np.linalg.lstsq(np.array(slopes).T, -now, rcond=None)[0]
-            for name, by in zip(names, change):
-                fitted[name] *= math.exp(np.clip(by, -0.5, 0.5))
-            print(", ".join(f"{name} {fitted[name]:.4g}" for name in names), flush=True)
+        fitted = fit(lambda constants: errors(runs, constants), fitted, names, 4)
 
 
 def presets():
@@ -329,7 +350,7 @@ def main():
     parser.add_argument("--all", action="store_true", help="print the rows of the fit, too")
     parser.add_argument("--fit", action="store_true", help="find the constants again")
     options = parser.parse_args()
-    return fit() if options.fit else int(table(options.all) > 0)
+    return fit_all() if options.fit else int(table(options.all) > 0)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +48,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
 from loss_logs import read_curve
+from plot import pyplot_or_none
 from regular_files import one_line
 from run_log import EXIT_INPUT, EXIT_RESOURCES, BadLog, events, inner, plain
 
@@ -63,8 +63,6 @@ LEAST = 2.0**-23
 LEAST_OF_WEIGHTS = {"fp32": LEAST, "bf16": 2.0**-8}
 BLOCK = 256  # elements that share a scale, as --zero-quant-block has it
 MANY = 20  # steps, from which on a mean of the last ones says something
-PATIENCE = 120  # seconds at least for a run, else so many times the first one's
-PATIENCE_FACTOR = 50
 
 
 class Refused(Exception):
@@ -284,7 +282,7 @@ class Task:
 
     def __init__(self, options, folder):
         self.program, self.ranks, self.steps = options.program, options.ranks, options.steps
-        self.folder, self.patience = folder, None
+        self.folder = folder
         first = self.launch(options.ranks, [*options.flags, "--steps", "0"], "first")
         if first.code:
             raise Refused(first.said)
@@ -385,15 +383,13 @@ class Task:
                 start_new_session=True,
             )
         try:
-            code = process.wait(self.patience)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = process.wait()
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, 15)
                 process.wait()
         text = (folder / "said").read_text(errors="replace")
-        run = Run(code, said(text) if code is not None else "does not end", folder=folder)
+        run = Run(code, said(text), folder=folder)
         for event in events(folder / "log") if (folder / "log").exists() else ():
             if event.get("event") == "start":
                 run.start = event
@@ -842,14 +838,9 @@ def draw(pyplot, a, found, options, out):
 
 
 def picture(a, found, options):
-    try:
-        import matplotlib
-    except ImportError:
-        print("same_loss: no picture: matplotlib is not there (scripts/setup.sh python gets it)")
+    pyplot = pyplot_or_none("same_loss")
+    if not pyplot:
         return 0
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     beside = a.path / "same_loss.png" if a.path.is_dir() else a.path.with_suffix(".same_loss.png")
     try:
         draw(pyplot, a, found, options, options.out or beside)

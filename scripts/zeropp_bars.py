@@ -44,22 +44,16 @@ Fit set: the 8 bars of FIT_ROW. Hold-out sets, from the cleanest to the least cl
 """
 
 import argparse
-import concurrent.futures
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections import namedtuple
 
 import published_runs
 from experiment import pyplot_or_none
+from published_runs import LIMIT, recomputed_flops
 
-PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "train_gpt")
 NODES, GPUS, VOCAB = 24, 16, 50257
-LIMIT = 0.15
 
 Shape = namedtuple("Shape", "layers channels")
 SHAPES = {
@@ -80,68 +74,33 @@ BARS = {  # ZeRO-3, ZeRO++
 METHODS = ("ZeRO-3", "ZeRO++")
 LOGGED_NODES, LOGGED_TOKENS = 4, 512  # the logs of the 18B, one sequence of 512 a GPU
 LOGGED_MS = (9956, 3681)  # ms of step 40, by method
-ZEROPP = [
-    "--zero-quantized-weights",
-    "--zero-hpz-partition-size",
-    GPUS,
-    "--zero-quantized-gradients",
-]
+ZEROPP = "--zero-quantized-weights", "--zero-hpz-partition-size", GPUS
+ZEROPP += ("--zero-quantized-gradients",)
 GIVEN = {"tflops": 125, "memory": 900, "intra": 150}
 FIT_ROW = Row(1, 2048)
 FITTED = {"links": 0.859, "half": 1947, "overlap": 0.390}
 ALIKE = {"links": 0.968, "half": 1958}  # without overlap
 
 
-def step_ms(shape, nodes, row, length, method, overlap, fitted):
+def step_seconds(shape, nodes, row, length, method, overlap, fitted):
     """The time of a step that `--dry-run` predicts for this shape on nodes of GPUS V100."""
-    rates = dict(
-        GIVEN, inter=12.5 * row.links * fitted["links"], half=fitted["half"], overlap=overlap
+    inter = 12.5 * row.links * fitted["links"]
+    rates = dict(GIVEN, inter=inter, half=fitted["half"], overlap=overlap)
+    rates = ",".join(f"{name}={value:.12g}" for name, value in rates.items())
+    model = f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels}"
+    return published_runs.dry_run(
+        *("--cluster", f"{nodes}x{GPUS},{rates}", "--model", f"{model},vocab={VOCAB}"),
+        *("--seq-len", length, "--micro-batch", row.tokens // length, "--dtype", "bf16"),
+        *("--recompute", "block", "--zero", 3, *(ZEROPP if method else ())),
     )
-    words = [
-        PROGRAM,
-        "--dry-run",
-        "--json",
-        "--model",
-        (
-            f"layers={shape.layers},"
-            f"heads={shape.channels // 128},channels={shape.channels},vocab={VOCAB}"
-        ),
-        "--seq-len",
-        length,
-        "--micro-batch",
-        row.tokens // length,
-        "--dtype",
-        "bf16",
-        "--reduce-dtype",
-        "bf16",
-        "--recompute",
-        "block",
-        "--zero",
-        3,
-        "--cluster",
-        f"{nodes}x{GPUS}," + ",".join(f"{name}={value:.12g}" for name, value in rates.items()),
-    ]
-    with tempfile.TemporaryDirectory() as folder:  # of MPI, which starts faster alone
-        environment = dict(
-            os.environ, TMPDIR=folder, OMPI_MCA_ess_singleton_isolated="1", OPENBLAS_NUM_THREADS="1"
-        )
-        done = subprocess.run(
-            [str(word) for word in words + (ZEROPP if method else [])],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
-        )
-    return json.loads(done.stdout)["predicted"]["step_ms"]
 
 
 def predict(row, model, method, fitted):
     """TFLOP/s per GPU, as the bars count them."""
     shape, T = SHAPES[model], 1024
     overlap = fitted.get("overlap", 0) if model == "18B" else 0
-    seconds = step_ms(shape, NODES, row, T, method, overlap, fitted) / 1000
-    L, C = shape
-    return 96 * row.tokens * L * C * C * (1 + T / (6 * C) + VOCAB / (16 * L * C)) / seconds / 1e12
+    seconds = step_seconds(shape, NODES, row, T, method, overlap, fitted)
+    return recomputed_flops(row.tokens, *shape, T, VOCAB) / seconds / 1e12
 
 
 def predict_logs():
@@ -153,7 +112,7 @@ def predict_logs():
     for links in (1, 2, 4, 8):
         row = Row(links, LOGGED_TOKENS)
         for method, published in enumerate(LOGGED_MS):
-            ms = step_ms(
+            ms = 1000 * step_seconds(
                 SHAPES["18B"], LOGGED_NODES, row, row.tokens, method, FITTED["overlap"], FITTED
             )
             found.setdefault(links, []).append(ms / published - 1)
@@ -171,44 +130,17 @@ def predict_rows(rows, fitted):
         for model in BARS[row]
         for method in range(len(METHODS))
     ]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda key: predict(*key, fitted), keys)
-        return {key: (BARS[key[0]][key[1]][key[2]], value) for key, value in zip(keys, found)}
+    found = published_runs.together(lambda key: predict(*key, fitted), keys)
+    return {key: (BARS[key[0]][key[1]][key[2]], value) for key, value in zip(keys, found)}
 
 
 def fit(start):
-    """Least squares of the relative errors of FIT_ROW's bars, by Gauss-Newton steps."""
-    import numpy as np
+    """Finds the constants that FIT_ROW's bars are missed least with."""
 
-    names, x = list(start), np.array(list(start.values()))
+    def errors(fitted):
+        return errors_of(predict_rows([FIT_ROW], fitted), [FIT_ROW])
 
-    def errors(values):
-        return np.log(
-            [
-                predicted / published
-                for published, predicted in predict_rows(
-                    [FIT_ROW], dict(zip(names, values))
-                ).values()
-            ]
-        )
-
-    for _ in range(12):
-        now = errors(x)
-        slopes = np.array(
-            [
-                (errors(x * (1 + 1e-3 * (np.arange(len(x)) == i))) - now) / 1e-3
-                for i in range(len(x))
-            ]
-        ).T  # by relative changes
-        change = np.clip(np.linalg.lstsq(slopes, -now, rcond=None)[0], -0.2, 0.2)
-        x = x * (1 + change)
-        print(
-            " ".join(f"{name}={value:.4g}" for name, value in zip(names, x)),
-            f"| rms {np.sqrt((now**2).mean()):.4f}",
-            flush=True,
-        )
-        if np.abs(change).max() < 1e-4:
-            break
+    published_runs.fit(errors, start, list(start))
 
 
 def draw(bars, path):
@@ -306,7 +238,8 @@ def main():
     options = parser.parse_args()
     if options.fit:
         fit(FITTED)
-        return fit(ALIKE)
+        fit(ALIKE)
+        return 0
     bars = predict_rows(BARS, FITTED)
     if options.draw:
         draw(bars, options.draw)

@@ -549,6 +549,11 @@ static void test_slack(void **state) {
 // -------------------------------------------------------------------------------------------------
 // The way of new parameters
 
+// Returns the slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
+static int first_use(const CyclicPlan *p, int micro, int stage) {
+    return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2,
+                               cyclic_first_piece(p, micro), stage);
+}
 static void check_route(const CyclicPlan *plan) {
     const int N = plan->N;
     ParamsMessages h = cyclic_route(plan);
@@ -560,7 +565,7 @@ static void check_route(const CyclicPlan *plan) {
         // once, from its owner, when it is made, in time
         assert_int_equal(m->from, cyclic_owner(plan, m->stage));
         assert_int_equal(m->slot, cyclic_update_slot(plan, m->stage));
-        assert_true(m->slot < cyclic_first_use(plan, m->to, m->stage));
+        assert_true(m->slot < first_use(plan, m->to, m->stage));
         assert_false(comes[m->to * N + m->stage]);
         comes[m->to * N + m->stage] = true;
     }

@@ -26,8 +26,6 @@ import os
 import random
 import re
 import signal
-import sys
-from types import SimpleNamespace
 
 import harness
 from harness import (
@@ -49,8 +47,6 @@ from harness import (
     train_all,
 )
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
-import cyclic_model  # noqa: E402
 from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 
 RUN = dict(
@@ -209,37 +205,6 @@ class Numbers(Check):
             elif words[1:2] == ["SEND_STATS"]:
                 sent[-1] += STATS_BYTES
         return sent
-
-    def test_model(self):
-        """scripts/cyclic_model.py against formulas: an owner of a share w of the parameters sends
-        1 + (N - 2) w times all of them; over fast links a step takes the work of a rank alone;
-        over any it takes at least as long as the work, and as the busiest link."""
-        N, cut = 3, (2, 2, 2)
-        stages = [sum(map(elements, s)) for s in ((0, 1, 2), (3, 4), (5, UNITS))]
-        options = dict(
-            channels=CHANNELS, positions=T, layers=UNITS - 2, free_statistics=False, latency=0
-        )
-        model = cyclic_model.Model(SimpleNamespace(**options))
-        model.size = [elements(storage) for storage in range(UNITS + 1)]
-        for rule in (V1_FREE, V2):
-            lists = cyclic_model.read(
-                train(**data(N, **rule), cyclic_cut=",".join(map(str, cut)), show_schedule=1).out
-            )
-            work, busiest = 3 * model.forward, 1 + (N - 2) * max(stages) / PARAMETERS
-            self.assertAlmostEqual(
-                cyclic_model.bytes_bound(model, lists, 3),
-                busiest * work / (2 * (N - 1) / N),
-            )
-            for order in ("alone", "shared", "program", "in turns", "agreed", "by need"):
-                period = cyclic_model.Run(model, lists, 1e-6, order).period()
-                self.assertAlmostEqual(period, work, delta=1e-3)
-                for c in (3, 9):
-                    run = cyclic_model.Run(model, lists, c, order)
-                    period, least = run.period(), cyclic_model.bytes_bound(model, lists, c)
-                    least = work if order == "alone" else max(work, least)
-                    self.assertGreaterEqual(period, least - 1e-6)
-                    waits = [sum(waited.values()) for waited in run.waited]
-                    self.assertLessEqual(abs(max(waits) - (period - work)), 0.05 * period)
 
     @staticmethod
     def stats_bytes(N, rule):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """test_gpu_ten.py: scripts/gpu_ten.py on the emulation, at toy size, and scripts/gpu_table.py on
-listings and results written here.
+results written here.
 
 Whole       every step runs, and its figures are what they should be; tools that only a machine with
             a GPU has are imitated, and PyTorch is missing
@@ -8,8 +8,7 @@ Trouble     a command that fails, one that hangs, one that is killed, a step tha
             of the time, a kill in the middle: the results are whole, and nothing is left running
 Attention   test/bench_attention.cu: which direction cuDNN computes, and that it is told the tensors
 Packed      the packed file alone, with no environment: its programs and its Open MPI run
-Table       registers, spills and instructions are read as the compiler tells them; the estimate's
-            sums; the page
+Page        what was measured, beside the estimates
 """
 
 import argparse
@@ -395,85 +394,29 @@ class Packed(InFolder):
         self.assertEqual(list(temporary.iterdir()), [])
 
 
-class Table(unittest.TestCase):
-    PTXAS = """ptxas info    : Compiling entry function '_Z3addPf' for 'sm_90'
-ptxas info    : Function properties for _Z3addPf
-    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 2048 bytes smem
-ptxas info    : Function properties for _Z3subPf
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 8 registers
-"""
-    SASS = """\t\tFunction : _Z3addPf
-        /*0000*/                   LDC R1, c[0x0][0x28] ;      /* 0x00000a00ff017b82 */
-        /*0010*/              @!P0 LDG.E.U16 R2, desc[UR4] ;   /* 0x0 */
-        /*0020*/                   HMMA.16816.F32.BF16 R4, R8 ; /* 0x0 */
-        /*0030*/              @UP1 FFMA.FTZ R4, R4, R5, R6 ;   /* 0x0 */
-        /*0040*/                   NOP ;                       /* 0x0 */
-"""
-
-    def test_what_the_compiler_says(self):
-        self.assertEqual(
-            gpu_table.read_ptxas(self.PTXAS),
-            {"_Z3addPf": (40, 12, 16, 2048), "_Z3subPf": (8, 0, 0, 0)},
-        )
-        self.assertEqual(
-            gpu_table.read_sass(self.SASS),
-            {"_Z3addPf": {"other": 1, "global": 1, "tensor": 1, "fp32": 1}},
-        )
-
-    def test_sums(self):
-        """Parameters and FLOP are those that the program itself predicts."""
-        for name, m in gpu_table.MODELS.items():
-            case = gpu_ten.CASES[name]
-            self.assertEqual((case.rows, case.T), (m.B, m.T))
-            flags = f"--model {case.model} --seq-len {m.T} --micro-batch {m.B} --dry-run --json "
-            flags += "--cluster 1x1,gpu=h200"
-            words = [harness.BINARY, *flags.split(), "--batch-tokens", str(m.B * m.T)]
-            start = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
-            self.assertEqual(gpu_table.parameters_of(m), start["parameters"], name)
-        self.assertAlmostEqual(
-            gpu_table.launch_seconds(
-                gpu_table.Code(8, 0, 0, 0, {"global": 1}),
-                gpu_table.Launch("k", 1, 3.35e12, 0, 0, False),
-            )[0],
-            1 / gpu_table.OF_MEMORY,
-        )
-        # The deepest product that fills whole rounds of the multiprocessors has the assumed rate.
-        best = gpu_table.PRODUCT_RATE * gpu_table.OF_PRODUCTS
-        self.assertAlmostEqual(gpu_table.product_rate(128 * 132, 256, 1e9) / best, 1, places=6)
-        self.assertLess(gpu_table.product_rate(128 * 133, 256, 1e9) / best, 0.8)
-
+class Page(harness.InFolder):
     def test_estimates(self):
         """What was committed is plausible: a faster attention or memory makes no step slower."""
         found = json.loads(Path(gpu_table.ESTIMATES).read_text())
         self.assertEqual(set(found), {"H100", "H200"})
-        for name, m in gpu_table.MODELS.items():
-            own, other = (found["H100"][name][by] for by in (gpu_table.OWN, gpu_table.CUDNN))
+        for name in gpu_table.MODELS:
+            case, (own, other) = gpu_ten.CASES[name], found["H100"][name].values()
             self.assertLess(other["ms"], own["ms"])
-            self.assertLess(found["H200"][name][gpu_table.OWN]["ms"], own["ms"])
+            self.assertLess(found["H200"][name][gpu_ten.OWN]["ms"], own["ms"])
             self.assertTrue(0.2 < own["mfu"] < other["mfu"] < 0.76)
-            self.assertAlmostEqual(
-                own["tokens_per_s"] * own["ms"] / (1e3 * m.B * m.T), 1, delta=0.001
-            )
+            tokens = own["tokens_per_s"] * own["ms"] / 1e3
+            self.assertAlmostEqual(tokens / (case.rows * case.T), 1, delta=0.001)
             self.assertAlmostEqual(math.fsum(own["parts"].values()), own["ms"], delta=0.4)
 
     def test_pages(self):
-        """They are the scripts', and say first what was measured on which card."""
+        """They say first what was measured on which card; one is the script's."""
         page = (ROOT / "docs/gpu.md").read_text()
-        self.assertLess(page.index(gpu_table.BEGIN), page.index(gpu_table.END))
-        made = (ROOT / "docs/results/logs/gpu_kernels.txt").read_text()
-        for name in ("124M", "Llama 1B"):
-            for launch in gpu_table.kernel_launches(gpu_table.MODELS[name]):
-                self.assertIn(f"| `{launch.kernel}` | {launch.calls} | ", made)
         self.assertIn("One NVIDIA H200 has run it", "\n".join(page.split("\n")[:8]))
         page = (ROOT / "docs/results/gpu.md").read_text()
         self.assertEqual(page, gpu_table.results_page([ROOT / "docs/results/logs/gpu_h200"]))
         self.assertIn("Measured on one NVIDIA H200", page.split("\n")[2])
         self.assertIn("No GPU has run this program yet", gpu_table.results_page([]).split("\n")[2])
 
-
-class Page(harness.InFolder):
     def test_measured(self):
         """The error of an estimate, PyTorch beside it, and the reason where there is no figure."""
         estimate = json.loads(Path(gpu_table.ESTIMATES).read_text())["H200"]["124M"]

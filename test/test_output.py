@@ -7,7 +7,6 @@
     LogEvery      which steps are printed and logged; the first step does not count in rates
     Tensorboard   event files of the program, by a reader that checks every checksum
     Curves        scripts/plot.py: names of runs, means, what a step stands for
-    Wandb         scripts/to_wandb.py against a package of a few lines
     Watch         scripts/watch.py, in a pipe and in a terminal
 
 Standard library only.
@@ -15,7 +14,6 @@ Standard library only.
 
 import fcntl
 import json
-import math
 import os
 import pty
 import re
@@ -24,7 +22,6 @@ import subprocess
 import sys
 import termios
 import time
-import unittest
 from pathlib import Path
 
 import harness
@@ -342,62 +339,6 @@ class Tensorboard(harness.TestCase):
         job = train(steps=40, tensorboard=folder, code=EXIT_RESOURCES)
         self.assertEqual(job.err.count("cannot write the log"), 1, "warned once")
         self.assertEqual(len(job.of("step")), 40)
-
-
-class Wandb(harness.TestCase):
-    PACKAGE = """import json
-class Run:
-    def log(self, values, step): self.file.write(json.dumps([step, values]) + "\\n")
-    def finish(self): self.file.close()
-def init(mode, project, name, dir, config):
-    run = Run()
-    run.file = open(dir + "/" + name, "w")
-    run.file.write(json.dumps([mode, project, config.get("lr")]) + "\\n")
-    return run
-"""
-
-    def test_offline(self):
-        """Of a log that was resumed at step 2."""
-        folder = Path(scratch())
-        (folder / "wandb.py").write_text(self.PACKAGE)
-        start = {"event": "start", "flags": {"lr": 0.5}}
-        step = lambda n, loss: {"event": "step", "step": n, "loss": loss}
-        found = [start, step(1, 3.0), step(2, 9.0), start, step(2, 2.0)]
-        found.append({"event": "val", "step": 2, "loss": 4.0, "epsilon": None})
-        (folder / "a.jsonl").write_text("".join(json.dumps(e) + "\n" for e in found))
-        words = ("to_wandb.py", folder / "a.jsonl", folder / "made")
-        script(*words, PYTHONPATH=str(folder))
-        lines = [json.loads(line) for line in (folder / "made/a").read_text().splitlines()]
-        self.assertEqual(
-            lines,
-            [
-                ["offline", "train_gpt", 0.5],
-                [1, {"train/loss": 3.0}],
-                [2, {"train/loss": 2.0, "val/loss": 4.0}],
-            ],
-        )
-        (folder / "cut").write_text(
-            '{"event":"step","step":1,"loss":2,"ms":1e400}\n[1]\n{"event":"s'
-        )
-        script("to_wandb.py", folder / "cut", folder / "made", PYTHONPATH=str(folder))
-        self.assertEqual(
-            (folder / "made/cut").read_text().splitlines()[1:], ['[1, {"train/loss": 2.0}]']
-        )
-        (folder / "empty").touch()
-        for log, place, code in (
-            ("empty", "made", EXIT_INPUT),
-            ("missing", "made", EXIT_INPUT),
-            ("cut", "empty/made", EXIT_RESOURCES),
-        ):
-            done = script(
-                *("to_wandb.py", folder / log, folder / place), PYTHONPATH=str(folder), code=code
-            )
-            self.assertRegex(done.stderr, r"\Ato_wandb.py: .*\n\Z", "one line")
-        (folder / "wandb.py").write_text("raise ModuleNotFoundError('none', name='wandb')")
-        done = script(*words, PYTHONPATH=str(folder), code=EXIT_RESOURCES)
-        self.assertEqual(
-            done.stderr, "to_wandb.py: the package wandb is missing: pip install wandb\n"
-        )
 
 
 # --------------------------------------------------------------------------------------------------

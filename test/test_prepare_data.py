@@ -845,12 +845,9 @@ p.Run.add = fatal"""
 
     def test_workers_end_with_the_run(self):
         """Of a killed run nothing is left that computes."""
-        setup = self.KILLED.replace("os._exit(9)", "os.kill(os.getpid(), 9)") % 9 + """
-init = e.Workers.__init__
-def named(self, *arguments):
-    init(self, *arguments)
-    print(*(process.pid for process in self.processes), flush=True)
-e.Workers.__init__ = named"""
+        kill = "os.kill(os.getpid(), print(*(w.pid for w in workers()), flush=True) or 9)"
+        setup = self.KILLED.replace("os._exit(9)", kill) % 9
+        setup += "\nfrom multiprocessing import active_children as workers"
         _, said = self.prepare(*self.flags, "--workers", "2", setup=setup, code=-signal.SIGKILL)
         pids = said.split()
         self.assertEqual(len(pids), 2)
@@ -868,7 +865,7 @@ e.Workers.__init__ = named"""
             return False
 
     def test_lost_worker(self):
-        setup = self.SMALL + "\ne.serve = lambda *_: os._exit(1)"
+        setup = self.SMALL + "\ndef lost(*_):\n    os._exit(1)\ne.work = lost"
         said = self.prepare(*self.flags, "--workers", "2", setup=setup, code=3)[0]
         self.assertIn("a worker ended", said)
 

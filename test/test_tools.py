@@ -705,7 +705,7 @@ class SweepReal(InFolder):
             "-j",
             2,
         )
-        self.assertIn("loss.png" if (self.out / "loss.png").exists() else "drawing in text", text)
+        self.assertIn("loss.png" if (self.out / "loss.png").exists() else "no pictures", text)
         with open(self.out / "table.tsv", newline="") as file:
             rows = list(csv.DictReader(file, dialect="excel-tab"))
         self.assertEqual([row["state"] for row in rows], ["done"] * 4)
@@ -1931,10 +1931,7 @@ class Cyclic(Reproduces):
             "ours",
         )
         self.wait_until(
-            lambda: len(
-                [1 for _, words in cyclic.processes() if words[:1] == ["the_rank"]]
-            )
-            == 4,
+            lambda: len(list(experiment.processes("the_rank"))) == 4,
             "four ranks",
             process,
         )
@@ -1959,7 +1956,7 @@ class Cyclic(Reproduces):
 
     @staticmethod
     def ranks():
-        return [pid for pid, words in cyclic.processes() if words[:1] == ["the_rank"]]
+        return [pid for pid, _ in experiment.processes("the_rank")]
 
     @staticmethod
     def state(pid):
@@ -2218,7 +2215,7 @@ class Pseudo(Reproduces):
             [pseudo.reaches(curve, loss) for loss in (3.5, 2.0, 0.5)], [5.0, 25.0, None]
         )
         self.assertEqual(
-            [pseudo.loss_at(curve, when) for when in (5, 25, 50)], [3.5, 2.0, 1.0]
+            [experiment.value_at(curve, when) for when in (5, 25, 50)], [3.5, 2.0, 1.0]
         )
 
     def test_no_cluster(self):
@@ -2357,7 +2354,7 @@ class Muon(Reproduces):
         self.assertEqual(equal({1: 2.5}, 3.0), 0.1)
         self.assertEqual(equal({15: 3.5}, 3.0), float("inf"))
         self.assertEqual(equal({6: 2.5, 5: float("inf")}, 3.0), 0.6)
-        edge = muon.edge
+        edge = lambda grid: experiment.rate_beyond(grid, muon.MOST_RATES)
         self.assertEqual(edge({1: 3.0, 2: 2.0, 4: 3.0}), None)
         self.assertEqual((edge({1: 2.0, 2: 3.0}), edge({1: 3.0, 2: 2.0})), (0.5, 4))
         self.assertEqual(edge({2**n: -n for n in range(muon.MOST_RATES)}), None)

@@ -47,15 +47,12 @@ import signal
 import statistics
 import threading
 import time
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from experiment import (
-    COUNTED, EXIT_FAILED, MIB, SCRIPTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper, cluster,
-    data_flags, equal_quota, final_loss, folder_name, last, markdown, mean_ms,
-    no_cluster, percent, read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs,
-    turns, words,
+    COUNTED, EXIT_FAILED, MIB, SCRIPTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper,
+    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, percent, processes,
+    read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs, words,
 )  # fmt: skip
 
 PEERS = SCRIPTS.parent / ".venv-peers"
@@ -262,25 +259,10 @@ MODEL = (
 CUT = "--cyclic-cut 4,3,3,4"
 
 
-def cluster_name(into):
-    return f"cyclic{zlib.crc32(str(into.resolve()).encode()):08x}"
-
-
-def processes():
-    """(pid, words of its command line) of all there are."""
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            yield int(path.split("/")[2]), Path(path).read_text(errors="replace").split("\0")[:-1]
-        except OSError:
-            continue  # it ended meanwhile
-
-
 def switch_process(name):
     """The process that holds a cluster's switch, None where there is none."""
-    for pid, line in processes():
-        if line[:1] == ["bash"] and line[-2:] == ["hold-switch", name]:
-            return pid
-    return None
+    held = (pid for pid, line in processes("bash") if line[-2:] == ["hold-switch", name])
+    return next(held, None)
 
 
 class Watch(threading.Thread):
@@ -345,8 +327,8 @@ class Pulses(Watch):
         inside = os.readlink(f"/proc/{switch_process(self.cluster)}/ns/pid")
         ranks = sorted(
             pid
-            for pid, line in processes()
-            if line[:1] == [self.program] and os.readlink(f"/proc/{pid}/ns/pid") == inside
+            for pid, _ in processes(self.program)
+            if os.readlink(f"/proc/{pid}/ns/pid") == inside
         )
         if len(ranks) == RANKS:
             chosen = self.draws.choice(ranks)
@@ -357,9 +339,7 @@ class Pulses(Watch):
 
 def on_cluster(bench, rate, more=""):
     """What starts the ranks. rate: Mbit/s of a link, 0: unlimited."""
-    link = f"--rate {rate:.1f}mbit" if rate else ""
-    name = cluster_name(bench.into)
-    return cluster(f"{RANKS}x1 --name {name} {link} {more} --cpu {equal_quota(RANKS)}")
+    return bench.on_cluster(RANKS, f"--rate {rate:.1f}mbit {more}" if rate else more)
 
 
 def cluster_run(bench, name, flags, rate, watch=None, more=""):
@@ -392,7 +372,7 @@ def forward_seconds(bench):
 
 
 def pulses(bench, seconds):
-    return Pulses(cluster_name(bench.into), bench.program[0], seconds)
+    return Pulses(bench.cluster_name, bench.program[0], seconds)
 
 
 def on_cluster_only(title, part):
@@ -448,7 +428,7 @@ def traffic_found(bench, link, rule):
     """(seconds of a step, of each node: the bins of each step) over a link."""
     name = "traffic/" + f"{link}_{rule}".replace(" ", "").replace("/", "_over_")
     path = bench.into / name / "traffic.jsonl"
-    watch = Counters(cluster_name(bench.into), path)
+    watch = Counters(bench.cluster_name, path)
     rate = rate_of(bench, TRAFFIC_LINKS[link])
     seconds = step_ms(cluster_run(bench, name, RULES[rule], rate, watch)) / 1000
     samples = [json.loads(line) for line in path.read_text().splitlines()]
@@ -517,23 +497,27 @@ def ideal(c):
 
 def measured_speed(bench):
     """(c, rule) -> the medians of a run's steps, spread over the rounds."""
-    times = {}
+    found = {}
     for c in bench.plan.loads:
-        for round_, rule in turns(bench.plan.rounds, RULES):
+
+        def run(rule, round_):
             name = folder_name(f"speed/c{c:g}_{rule}_round{round_}")
-            log = cluster_run(bench, name, RULES[rule], rate_of(bench, c))
-            times.setdefault((c, rule), []).append(step_ms(log))
-    return {place: spread(found) for place, found in times.items()}
+            return cluster_run(bench, name, RULES[rule], rate_of(bench, c))
+
+        logs = bench.in_turns(bench.plan.rounds, RULES, run)
+        found |= {(c, rule): spread(map(step_ms, of)) for rule, of in logs.items()}
+    return found
 
 
 def measured_jitter(bench, pulse):
     """rule -> mean steps over a fast link, while ranks stop for a moment."""
-    times = {}
-    for round_, rule in turns(bench.plan.rounds, RULES):
+
+    def run(rule, round_):
         name = folder_name(f"speed/jitter_{rule}_round{round_}")
-        log = cluster_run(bench, name, RULES[rule], 0, pulses(bench, pulse))
-        times.setdefault(rule, []).append(mean_ms(log))
-    return {rule: spread(found) for rule, found in times.items()}
+        return cluster_run(bench, name, RULES[rule], 0, pulses(bench, pulse))
+
+    logs = bench.in_turns(bench.plan.rounds, RULES, run)
+    return {rule: spread(map(mean_ms, of)) for rule, of in logs.items()}
 
 
 def pytorch_speed(bench):
@@ -971,11 +955,14 @@ def measured_zero(bench, links):
     """(link, mode) -> the logs of all rounds."""
     logs, pulse = {}, forward_seconds(bench)
     for k, (link, (rate, more, stops)) in enumerate(links.items()):
-        for round_, mode in turns(bench.plan.rounds, ZERO):
+
+        def run(mode, round_):
             watch = pulses(bench, pulse) if stops else None
             name = folder_name(f"zero/link{k}_{mode}_round{round_}")
-            log = cluster_run(bench, name, ZERO[mode], rate, watch, more)
-            logs.setdefault((link, mode), []).append(log)
+            return cluster_run(bench, name, ZERO[mode], rate, watch, more)
+
+        found = bench.in_turns(bench.plan.rounds, ZERO, run)
+        logs |= {(link, mode): of for mode, of in found.items()}
     return logs
 
 

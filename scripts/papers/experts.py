@@ -22,16 +22,15 @@ cluster   the first seed's runs once more, on two emulated nodes of one rank (cl
 three seeds, and another one that chooses. --steps replaces the number of steps.
 """
 
-import bisect
 import math
 import statistics
 from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    COUNTED, EXIT_RESOURCES, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, cluster, data_flags,
-    equal_quota, first_object, folder_name, last, local_ranks, loss_curve, markdown, no_cluster,
-    percent, sent_bytes, span, spread, step_ms, turns, words,
+    COUNTED, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, cluster, data_flags, equal_quota,
+    folder_name, last, local_ranks, loss_curve, markdown, no_cluster, percent, rate_beyond,
+    sent_bytes, span, spread, step_ms, value_at, words,
 )  # fmt: skip
 
 GIB = 1 << 30
@@ -88,16 +87,6 @@ class Bench(experiment.Bench):
             f"--delink-at {self.steps // 2}" if method == DELINKED else "",
         )
 
-    def forecast(self, name, *flags):
-        """What a forecast says; None: there is no room."""
-        status, text = self.ask(
-            f"forecast_{name}.txt".replace(" ", "_").replace(",", ""),
-            *(self.program, "--dry-run --json", *flags),
-            allowed=(0, EXIT_RESOURCES),
-            group="forecasts",
-        )
-        return None if status else first_object(text)
-
 
 # --------------------------------------------------------------------------------------------------
 # Forecasts of the paper's own model
@@ -147,8 +136,8 @@ def row(name, found):
 
 
 def forecast(bench):
-    found = {name: bench.forecast(name, ON, flags) for name, flags in FORECASTS.items()}
-    ours, gpt3 = found["shared"], bench.forecast("GPT-3", GPT3)
+    found = {name: bench.forecast(name, ON, flags)[0] for name, flags in FORECASTS.items()}
+    ours, gpt3 = found["shared"], bench.forecast("GPT-3", GPT3)[0]
     days = days_of(ours), days_of(found[REAL])
     a_token = arithmetic(ours)
     share = a_token * TOKENS / (arithmetic(gpt3) * GPT3_TOKENS)
@@ -192,14 +181,6 @@ def rate_text(rate):
     return f"{rate:g}e-3"
 
 
-def beyond(grid):
-    """The rate that a grid (rate -> loss) lacks because its best one is at an edge, if any."""
-    best, rates = min(grid, key=grid.get), sorted(grid)
-    if len(rates) >= MOST_RATES or best not in (rates[0], rates[-1]):
-        return ()
-    return (best / 2,) if best == rates[0] else (best * 2,)
-
-
 def find_losses(bench):
     """Sets of the bench: tried (method -> rate -> loss), rates (method -> the best), logs ((method,
     seed) -> log)."""
@@ -212,7 +193,8 @@ def find_losses(bench):
             for rate in rates:
                 log = train(bench, method, rate, plan.tuning)
                 bench.tried[method][rate] = curve(log)[-1][1]
-            wanted[method] = beyond(bench.tried[method])
+            rate = rate_beyond(bench.tried[method], MOST_RATES)
+            wanted[method] = (rate,) if rate else ()
     bench.rates = {method: min(grid, key=grid.get) for method, grid in bench.tried.items()}
     bench.logs = {
         (method, seed): train(bench, method, bench.rates[method], seed)
@@ -269,29 +251,23 @@ def losses(bench):
 # Losses at equal time
 
 
-def loss_at(points, step):
-    """Between two validations: linear."""
-    at = bisect.bisect_left([s for s, _ in points], step)
-    if at == 0 or at == len(points):
-        return points[min(at, len(points) - 1)][1]
-    (a, low), (b, high) = points[at - 1 : at + 1]
-    return low + (high - low) * (step - a) / (b - a)
-
-
 def equal_time(bench):
     find_losses(bench)
-    plan, times = bench.plan, {DENSE: [], EXPERTS: []}
-    for round_, method in turns(plan.rounds, times):
+    plan = bench.plan
+
+    def timed_log(method, round_):
         command = bench.command(method, bench.rates[method], 1, plan.timed_steps, 0)
-        times[method].append(step_ms(bench.run(f"time/{method}_round{round_}", command)))
-    ms = {method: spread(found) for method, found in times.items()}
+        return bench.run(f"time/{method}_round{round_}", command)
+
+    logs = bench.in_turns(plan.rounds, (DENSE, EXPERTS), timed_log)
+    ms = {method: spread(map(step_ms, of)) for method, of in logs.items()}
     seconds = bench.steps * min(of.median for of in ms.values())
     found = [
-        loss_at(curve(bench.logs[EXPERTS, seed]), seconds / ms[EXPERTS].median)
-        / loss_at(curve(bench.logs[DENSE, seed]), seconds / ms[DENSE].median)
+        value_at(curve(bench.logs[EXPERTS, seed]), seconds / ms[EXPERTS].median)
+        / value_at(curve(bench.logs[DENSE, seed]), seconds / ms[DENSE].median)
         for seed in plan.seeds
     ]
-    rows = [[m, ms[m].text("{:.1f}"), f"{seconds / ms[m].median:.0f}"] for m in times]
+    rows = [[m, ms[m].text("{:.1f}"), f"{seconds / ms[m].median:.0f}"] for m in ms]
     return markdown(["method", "ms a step", "steps in the same time"], rows), [
         [
             "loss at equal time, experts against dense, by seed",
@@ -322,7 +298,7 @@ def on_cluster(bench):
         logs[method] = bench.run(folder_name(f"cluster/{method}"), command)
     ms = {method: step_ms(log) for method, log in logs.items()}
     seconds = steps * min(ms.values())
-    ends = {m: loss_at(curve(log), seconds / ms[m]) for m, log in logs.items()}
+    ends = {m: value_at(curve(log), seconds / ms[m]) for m, log in logs.items()}
     apart = max(
         abs(curve(logs[method])[-1][1] / curve(bench.logs[method, seed])[-1][1] - 1)
         for method in METHODS

@@ -30,27 +30,9 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT,
-    RESULTS,
-    SEEDS,
-    TEXT,
-    TIMED,
-    WARMUP,
-    Claim,
-    Failed,
-    Paper,
-    cores,
-    events,
-    final_loss,
-    interval,
-    markdown,
-    read_shard,
-    spread,
-    step_ms,
-    turns,
-    words,
-    write_shard,
-)
+    EXIT_INPUT, RESULTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper, cores, events,
+    final_loss, interval, markdown, rate_beyond, read_shard, spread, step_ms, words, write_shard,
+)  # fmt: skip
 
 # Tokens of a sample and of a step: about what is best for AdamW with GPT-2's block, which learns
 # less from the same text with samples of 256 tokens or with steps of 2048.
@@ -231,14 +213,6 @@ class Bench(experiment.Bench):
 # Tuning
 
 
-def edge(grid):
-    """The rate that a grid (rate -> loss) lacks because its best one is at an edge, or None."""
-    best, rates = min(grid, key=grid.get), sorted(grid)
-    if len(rates) >= MOST_RATES:
-        return None
-    return best / 2 if best == rates[0] else best * 2 if best == rates[-1] else None
-
-
 def tune(bench):
     """(size, method) -> (rate, other) -> loss. All grids begin with as many settings."""
     losses = {}
@@ -260,7 +234,8 @@ def tune(bench):
         wanted = []
         for case, grid in losses.items():
             other = min(grid, key=grid.get)[1]
-            rate = edge({rate: loss for (rate, of), loss in grid.items() if of == other})
+            of_other = {rate: loss for (rate, of), loss in grid.items() if of == other}
+            rate = rate_beyond(of_other, MOST_RATES)
             wanted += [(case, rate, other)] if rate else []
     return losses
 
@@ -431,20 +406,17 @@ def tokens(bench):
 # Seconds to equal loss
 
 
-def timed_log(bench, case, round_):
-    size, method = case
-    command = bench.command(
-        *(*case, bench.chosen[case], "timed", bench.plan.timed_steps, bench.plan.seeds[0])
-    )
-    return bench.run("seconds/" + plain_name(f"{size}_{method}_round{round_}"), command)
-
-
 def seconds(bench):
     find_tokens(bench)
-    rounds, times = bench.plan.rounds, {case: [] for case in bench.cases()}
-    for round_, case in turns(rounds, bench.cases()):
-        times[case].append(step_ms(timed_log(bench, case, round_)))
-    ms = {case: spread(found) for case, found in times.items()}
+    rounds = bench.plan.rounds
+
+    def timed_log(case, round_):
+        steps, seed = bench.plan.timed_steps, bench.plan.seeds[0]
+        command = bench.command(*case, bench.chosen[case], "timed", steps, seed)
+        return bench.run("seconds/" + plain_name(f"{case[0]}_{case[1]}_round{round_}"), command)
+
+    logs = bench.in_turns(rounds, bench.cases(), timed_log)
+    ms = {case: spread(map(step_ms, of)) for case, of in logs.items()}
     against = {(size, m): ms[size, m].median / ms[size, ADAMW].median for size, m in ms}
     ratios = {
         (size, method): [ratio * against[size, method] for ratio in by_seed]

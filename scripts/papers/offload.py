@@ -28,9 +28,8 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT, EXIT_RESOURCES, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
-    first_object, folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span,
-    spread, step_ms, turns,
+    EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
+    folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span, spread, step_ms,
 )  # fmt: skip
 
 FITS, HALF = "fits", 0.55
@@ -87,15 +86,8 @@ class Bench(experiment.Bench):
         self.settings = {}  # tokens -> settings
 
     def forecast(self, name, *flags):
-        """What a forecast says: (the object, ""), or (None, why it ends with the status of
-        resources). The first word of its name says whose it is."""
-        file = f"{name}.txt".replace(" ", "_").replace("/", "_")
-        status, text = self.ask(
-            *(f"forecasts/{file}", self.program, "--dry-run --json", *flags),
-            allowed=(0, EXIT_RESOURCES),
-            group=f"forecasts of {name.split()[0]}",
-        )
-        return (None, text) if status else (first_object(text), "")
+        """The first word of its name says whose it is."""
+        return super().forecast(name, *flags, group=f"forecasts of {name.split()[0]}")
 
     def accepts(self, offload):
         """Is this a value of --offload?"""
@@ -168,15 +160,15 @@ def settings(bench, tokens):
 
 def budget_runs(bench, tokens):
     """Setting -> logs, one a round."""
-    logs = {setting: [] for setting in settings(bench, tokens)}
-    for round_, setting in turns(bench.plan.rounds, logs):
-        log = bench.run(
+
+    def run(setting, round_):
+        return bench.run(
             folder_name(f"budgets/{tokens}_{setting}_round{round_}"),
             *(bench.program, model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}"),
             setting.flags,
         )
-        logs[setting].append(log)
-    return logs
+
+    return bench.in_turns(bench.plan.rounds, settings(bench, tokens), run)
 
 
 def apart(log, base):

@@ -36,11 +36,10 @@ import experiment
 from experiment import (
     EXIT_RESOURCES, TIMED, WARMUP, Claim, Paper, data_flags, folder_name, last, loss_curve,
     markdown, no_cluster, percent, run_name, smallest_that_fits, span, spread, step_ms, tuned,
-    tuned_runs, turns, words,
+    tuned_runs, value_at, words,
 )  # fmt: skip
 from papers import pseudo_seconds
-from papers.cyclic import cluster_name
-from papers.pseudo_seconds import SLOW, on_cluster
+from papers.pseudo_seconds import RANKS, SLOW
 
 MODEL = "--model layers=12,heads=4,channels={},vocab=256"
 SAMPLES = "--seq-len 32 --micro-batch 8 --batch-tokens 256 --final-lr-fraction 0"
@@ -288,7 +287,7 @@ def timed(bench, name, share, place, more=""):
         f"--steps {bench.plan.timed_steps} --val-every 0",
     )
     if place is not None:
-        train = words(on_cluster(cluster_name(bench.into), place), train, "--threads 1")
+        train = words(bench.on_cluster(RANKS, place), train, "--threads 1")
     return bench.run(name, train)
 
 
@@ -311,16 +310,18 @@ def speed_runs(bench):
     if not no_cluster():
         log = timed(bench, "speed/calibration", False, "")
         places["slow link"] = pseudo_seconds.slow_link(log), ""
-    logs = {}
+    found = {}
     for place, (where, more) in places.items():
-        for round_, share in turns(bench.plan.rounds, (False, True)):
+
+        def run(share, round_):
             name = f"speed/{place}_{'shared' if share else 'real'}_round{round_}"
-            log = timed(bench, folder_name(name), share, where, more)
-            logs.setdefault(place, {}).setdefault(share, []).append(log)
-    return {
-        place: {share: (spread(map(step_ms, of)), joules(bench, of)) for share, of in found.items()}
-        for place, found in logs.items()
-    }
+            return timed(bench, folder_name(name), share, where, more)
+
+        logs = bench.in_turns(bench.plan.rounds, (False, True), run)
+        found[place] = {
+            share: (spread(map(step_ms, of)), joules(bench, of)) for share, of in logs.items()
+        }
+    return found
 
 
 def joules(bench, logs):
@@ -344,13 +345,6 @@ def reaches(curve, loss):
     return None
 
 
-def loss_at(curve, when):
-    for (a, high), (b, low) in zip(curve, curve[1:]):
-        if when <= b:
-            return high + (low - high) * (when - a) / (b - a)
-    return curve[-1][1]
-
-
 def against(bench, curves, costs):
     """candidate -> (its whole cost over from scratch's; from scratch's loss at that cost; the cost
     to from scratch's final loss, or None)."""
@@ -358,7 +352,7 @@ def against(bench, curves, costs):
     for one in (*bench.switches, SHARED):
         mine = elapsed(curves[one], one.at(bench.steps), costs)
         reached, whole = reaches(mine, real[-1][1]), mine[-1][0]
-        told[one] = whole / real[-1][0], loss_at(real, whole), reached and reached / real[-1][0]
+        told[one] = whole / real[-1][0], value_at(real, whole), reached and reached / real[-1][0]
     return told
 
 

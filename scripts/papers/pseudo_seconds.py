@@ -3,12 +3,11 @@ of runs that share for a part of their time, of training from scratch, and of sh
 have the same seconds, so the cheaper steps are, the more there are of them."""
 
 import statistics
-import zlib
 from dataclasses import dataclass
 
 from experiment import (
-    cluster, equal_quota, loss_curve, markdown, no_cluster, percent, run_name, sent_bytes, spread,
-    step_ms, tuned, tuned_runs, turns, words,
+    loss_curve, markdown, no_cluster, percent, run_name, sent_bytes, spread, step_ms, tuned,
+    tuned_runs, turns, words,
 )  # fmt: skip
 
 RANKS = 4  # of the cluster: so many nodes with a rank each
@@ -88,10 +87,6 @@ class Method:
 # Seconds of a step
 
 
-def on_cluster(name, more):
-    return cluster(f"{RANKS}x1 --name {name} {more} --cpu {equal_quota(RANKS)}")
-
-
 def slow_link(log):
     """Words for a link that is slow for the run of the log, which had one without a limit."""
     return f"--rate {sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"
@@ -104,9 +99,7 @@ def timed(bench, name, channels, share, more=(), place=None):
         f"--steps {bench.plan.timed_steps} --val-every 0 --threads 1",
     )
     if place is not None:
-        # of the folder as it is given, so that logs of another machine can be drawn here
-        own = f"pseudo{zlib.crc32(str(bench.into).encode()):08x}"
-        train = words(on_cluster(own, place), train)
+        train = words(bench.on_cluster(RANKS, place), train)
     return bench.run(f"clock/{name}_{channels}", train)
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from experiment import (
     COUNTED, SCRIPTS, SEEDS, TIMED, Claim, Paper, cluster, data_flags, equal_quota,
     events, final_loss, interval, last, listed, local_ranks, markdown, no_cluster, percent, span,
-    spread, step_ms, timed_steps, turns, words, write_rows,
+    spread, step_ms, timed_steps, turns, value_at, words, write_rows,
 )  # fmt: skip
 from zeropp_bars import BARS
 
@@ -190,13 +190,10 @@ def unit_bytes(parameters, nodes):
 
 def ms_at(times, rate):
     """Step time at a rate between those of times (rate -> ms): linear in what a byte takes, 1 /
-    rate."""
-    places = sorted((1 / known, ms) for known, ms in times.items())
-    x = 1 / rate
-    for (a, ms_a), (b, ms_b) in zip(places, places[1:]):
-        if a <= x <= b:
-            return ms_a + (ms_b - ms_a) * (x - a) / (b - a)
-    return None
+    rate; None beyond them."""
+    if not min(times) <= rate <= max(times):
+        return None
+    return value_at(sorted((1 / known, ms) for known, ms in times.items()), 1 / rate)
 
 
 def rate_at_share(times, share):
