@@ -282,8 +282,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("experts", expert_parallel, "expert-parallel", "", "1", 1, 1e6, "ranks",                   \
       "that a layer's experts are divided over")                                                   \
     NUM("experts", moe_buffer, "moe-buffer", "", "0", 0, 1e6, "mean loads",                        \
-      "rows of other ranks that memory is planned for (with --expert-parallel); a step that has "  \
-      "more takes more memory; 0: for the most that there can be")                                 \
+      "rows that a rank's experts have memory for at once (with --expert-parallel); more go to "   \
+      "them in pieces, with the same result; 0: memory for the most that there can be")            \
     NUM("privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "",                                 \
       "a private run, which stops before it gives away more; the noise is found for --steps "      \
       "where --dp-noise is not given; 0: off")                                                     \

@@ -197,6 +197,7 @@ static inline UnitMap unit_map(const StatePlan *s, bool clips) {
                                         : ACTION_KINDS,
         .classifier = m->classifier,
         .rows = s->rows,
+        .experts_made_early = gpt_takes_pieces(m),
         .copies = s->policy.partition > 1,
         .cpu_update = o && o->cpu_update,
         .delays = store_delays(s),

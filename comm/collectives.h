@@ -73,16 +73,23 @@ typedef struct {
     int64_t bytes;
 } CommPart;
 // Return slice i of the array that an operation sends from, or receives.
-static inline CommPart comm_part(const char *array, const int64_t *bounds, int i, size_t size) {
-    const CommPart part = {(char *)(uintptr_t)array + bounds[i] * (int64_t)size,
-                           slice_length(bounds, i) * (int64_t)size};
+static inline CommPart comm_part(const CommOp *op, const char *array, const int64_t *bounds,
+                                 int i) {
+    const int64_t size = (int64_t)op->element_bytes;
+    const int at = op->apart ? 2 * i : i;
+    const CommPart part = {(char *)(uintptr_t)array + bounds[at] * size,
+                           slice_length(bounds, at) * size};
     return part;
 }
 static inline CommPart comm_sent(const CommOp *op, int i) {
-    return comm_part(op->in, op->bounds, i, op->element_bytes);
+    return comm_part(op, op->in, op->bounds, i);
 }
 static inline CommPart comm_received(const CommOp *op, int i) {
-    return comm_part(op->out, op->recv_bounds ? op->recv_bounds : op->bounds, i, op->element_bytes);
+    return comm_part(op, op->out, op->recv_bounds ? op->recv_bounds : op->bounds, i);
+}
+// Returns where the last slice ends, in elements.
+static inline int64_t comm_end_of_slices(const CommOp *op, const int64_t *bounds) {
+    return bounds[op->apart ? 2 * op->group->n - 1 : op->group->n];
 }
 
 // Posts a message to or from another member, and counts what is sent. Long messages are cut into

@@ -255,6 +255,20 @@ static inline CommRequest comm_all_to_all_begin(Comm *c, CommLabel label, const 
     op.recv_bounds = recv_bounds;
     return comm_begin(c, &op);
 }
+// The same, where slices need not follow each other: slice i of send is elements send_ranges[2 i]
+// to send_ranges[2 i + 1] - 1, and so for recv. Ranges ascend. What is between them stays as it is.
+static inline CommRequest comm_all_to_all_ranges_begin(Comm *c, CommLabel label, const Group *g,
+                                                       const void *send, const int64_t *send_ranges,
+                                                       void *recv, const int64_t *recv_ranges,
+                                                       size_t element_bytes) {
+    CommOp op = comm_collective(COMM_ALL_TO_ALL, label, g, recv, recv_ranges, element_bytes);
+    op.in = (const char *)send;
+    op.bounds = send_ranges;
+    op.recv_bounds = recv_ranges;
+    op.apart = true;
+    op.slice = comm_received(&op, g->me).data;
+    return comm_begin(c, &op);
+}
 
 static inline CommOp comm_message(CommLabel label, bool send, int peer, void *data, size_t bytes) {
     const CommOp op = {.kind = COMM_SEND,

@@ -396,13 +396,21 @@ static inline int64_t nccl_begin_message(Comm *c, const CommOp *op) {
                 begun);
     return lane_end(l);
 }
+static inline void nccl_count(Comm *c, const CommOp *op) {
+    const Group *g = op->group;
+    for (int i = 0; op->apart && i < g->n; i++) {
+        comm_count(g, g->me, i, comm_sent(op, i).bytes, c->bytes[op->kind]);
+    }
+    if (op->apart) { return; }
+    comm_bytes_sent(op->kind, g, g->me, op->bounds,
+                    comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes,
+                    c->bytes[op->kind]);
+}
 static inline int64_t nccl_begin(Comm *c, const CommOp *op) {
     Nccl *n = nccl_state(c);
     if (op->kind == COMM_SEND) { return nccl_begin_message(c, op); }
     if (op->group->n == 1 && !n->alone) { return copy_to_myself(n->stream, op); }
-    comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds,
-                    comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes,
-                    c->bytes[op->kind]);
+    nccl_count(c, op);
     if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
     nccl_carry(c, lane_begin(c, &n->lanes[0], op));
     return lane_end(&n->lanes[0]);

@@ -49,7 +49,7 @@ static inline Staged *staged_state(const Comm *c) { return (Staged *)c->transpor
 static inline char *staged_received(const StagedOp *o) {
     const CommOp *op = &o->op;
     return o->mirror +
-           (op->recv_bounds ? op->bounds[op->group->n] : 0) * (int64_t)op->element_bytes;
+           (op->recv_bounds ? comm_end_of_slices(op, op->bounds) : 0) * (int64_t)op->element_bytes;
 }
 // Copies elements first .. end - 1 of the result back to the device. A message is one element.
 static inline void staged_return(Staged *s, const StagedOp *o, int64_t first, int64_t end) {
@@ -73,8 +73,11 @@ static inline void staged_finish(Comm *c, StagedOp *o) {
         staged_return(s, o, b[g->me + 1], b[g->n]);
         break;
     case COMM_REDUCE_SCATTER: staged_return(s, o, b[g->me], b[g->me + 1]); break;
-    default: staged_return(s, o, b[0], b[g->n]);
+    default:
+        if (!op->apart) { staged_return(s, o, b[0], b[g->n]); }
     }
+    // what is between slices stays as it is
+    for (int i = 0; op->apart && i < g->n; i++) { staged_return(s, o, b[2 * i], b[2 * i + 1]); }
     CUDA_CHECK(cudaEventRecord(o->returned, stream_of(s->stream)));
 }
 // Collectives return in the order of their begin.
@@ -108,8 +111,8 @@ static inline int64_t staged_begin(Comm *c, const CommOp *op) {
     if (g) {
         const bool gathers = op->kind == COMM_ALL_GATHER; // sends only this rank's slice
         first = b[gathers ? g->me : 0];
-        end = b[gathers ? g->me + 1 : g->n];
-        all = b[g->n] + (to ? to[g->n] : 0);
+        end = gathers ? b[g->me + 1] : comm_end_of_slices(op, b);
+        all = comm_end_of_slices(op, b) + (to ? comm_end_of_slices(op, to) : 0);
     }
     if ((size_t)(all * size) > o->bytes && !to) {
         die(EXIT_RESOURCES, NULL, "no memory to stage %" PRId64 " bytes", all * size);
@@ -121,7 +124,7 @@ static inline int64_t staged_begin(Comm *c, const CommOp *op) {
     CommOp over_host = *op;
     over_host.in = o->mirror;
     over_host.out = staged_received(o);
-    if (g) { over_host.slice = over_host.out + (to ? to : b)[g->me] * size; }
+    if (g) { over_host.slice = comm_received(&over_host, g->me).data; }
     if (g || op->send) {
         ops_to_host(s->stream, o->mirror + first * size, (g ? op->in : op->out) + first * size,
                     (size_t)((end - first) * size));

@@ -43,6 +43,7 @@ typedef struct {
     int peer, channel;
     const Group *group;                  // of a collective
     const int64_t *bounds, *recv_bounds; // recv_bounds: of an all-to-all
+    bool apart;                          // both are ranges: where each slice begins and ends
     const char *in;                      // the whole array that is sent from
     char *out;            // the whole array that is received, or a message; NULL: reduce-scatter
     char *slice;          // where this rank's slice of the result goes

@@ -73,14 +73,13 @@ typedef struct {
     int touches;
 } Transfer;
 
-// Memory for rows of experts, where more came than were planned for (--moe-buffer).
+// In how many pieces the rows of a micro-batch go to the experts of a block, and come back
+// (exchange.h). leave: the piece of this rank's rows for each expert; arrive: of the rows that each
+// rank has for each expert of this one.
 typedef struct {
-    void **memory; // [count]
-    int count;
-    int64_t capacity;
-    // rows that it is for; 0: those planned. [activation sets][units], [gradient sets][units]
-    int64_t *values, *gradients;
-} GrownRows;
+    int count;               // 1: all rows at once
+    int32_t *leave, *arrive; // [experts] numbers of pieces
+} RowPieces;
 // The dimensions and options that an executor is made for.
 typedef struct {
     DType dtype;
@@ -162,14 +161,15 @@ typedef struct {
     ExpertLoads loads;   // of a pass
     // memory is apart: [limits.in_flight][units][2][experts] loads, and arrivals, on the host
     int32_t *counts;
-    float *shares; // of experts (ExpertLoads), among the buffers
-    GrownRows grown;
-    double *losses, *right;        // [samples of a pass] for Pass
-    double *message;               // [samples of a pass + ranks] for executor_share()
-    int64_t *part;                 // [ranks + 1] where each rank's part of message begins
-    const Real **held;             // [storages] acquired parameters
-    DeferredQueue queue;           // store operations that wait for messages
-    struct Overlap *overlap;       // steps that overlap (executor/overlap.h); NULL: they do not
+    float *shares;           // of experts (ExpertLoads), among the buffers
+    RowPieces *pieces;       // [limits.in_flight][units]; NULL: all rows of experts go at once
+    int32_t *piece_of;       // [limits.in_flight][units][2][experts] what `pieces` point to
+    double *losses, *right;  // [samples of a pass] for Pass
+    double *message;         // [samples of a pass + ranks] for executor_share()
+    int64_t *part;           // [ranks + 1] where each rank's part of message begins
+    const Real **held;       // [storages] acquired parameters
+    DeferredQueue queue;     // store operations that wait for messages
+    struct Overlap *overlap; // steps that overlap (executor/overlap.h); NULL: they do not
     const Action *volatile action; // the running action, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
@@ -482,8 +482,7 @@ static inline void executor_free(Executor *e) {
     }
     for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].sums); }
     expert_loads_free(&e->loads);
-    for (int i = 0; i < e->grown.count; i++) { ops_free(e->grown.memory[i]); }
-    free_all(e->grown.memory, e->grown.values, e->grown.gradients);
+    free_all(e->pieces, e->piece_of);
     free_all(e->acts, e->grads, e->transits, e->open, e->first_rows, e->clip, e->held, e->caches,
              e->host_logits, e->host_weights, e->message, e->part, e->losses, e->right);
     memset(e, 0, sizeof *e);
@@ -542,6 +541,16 @@ static inline void executor_place(Executor *e, void *activations, void *buffers)
     executor_carve_activations(e, &of_activations);
     executor_carve_buffers(e, &of_buffers);
 }
+static inline void executor_allocate_pieces(Executor *e) {
+    const int64_t count = e->shape.limits.in_flight * e->model->units,
+                  experts = e->model->config.experts;
+    e->pieces = new_array(RowPieces, count, "pieces");
+    e->piece_of = new_array(int32_t, 2 * count * experts, "pieces");
+    for (int64_t i = 0; i < count; i++) {
+        e->pieces[i].leave = e->piece_of + 2 * i * experts;
+        e->pieces[i].arrive = e->pieces[i].leave + experts;
+    }
+}
 // Allocates a planned executor. A pass has at most `samples` samples and `micro_batches`
 // micro-batches; this rank's samples are among `mine` consecutive ones. Every rank calls it.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm,
@@ -575,8 +584,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_weights = new_array(float, e->shape.rows, "weights");
     e->losses = new_array(double, samples, "losses");
     e->right = new_array(double, samples, "losses");
-    e->grown.values = new_array(int64_t, e->shape.limits.in_flight * e->model->units, "rows");
-    e->grown.gradients = new_array(int64_t, e->gradient_sets * e->model->units, "rows");
+    if (gpt_takes_pieces(e->model)) { executor_allocate_pieces(e); }
     e->loads = expert_loads_make(e->model, comm->ranks);
     e->message = new_array(double, samples + comm->ranks, "losses");
     e->part = new_array(int64_t, comm->ranks + 1, "losses");
@@ -604,6 +612,11 @@ static inline int64_t executor_micro(const Executor *e, const Action *a) {
 }
 static inline ActivationSet *executor_acts(const Executor *e, int unit, int64_t micro) {
     return &e->acts[micro % executor_places(&e->shape, unit)];
+}
+// Returns the pieces of a micro-batch's rows in a unit; NULL: all rows of all units go at once.
+static inline RowPieces *executor_pieces(const Executor *e, int unit, int64_t micro) {
+    return e->pieces ? &e->pieces[micro % e->shape.limits.in_flight * e->model->units + unit]
+                     : NULL;
 }
 static inline GradientBuffers *executor_grads(const Executor *e, int64_t micro) {
     return &e->grads[micro % e->gradient_sets];

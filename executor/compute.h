@@ -11,6 +11,7 @@
 #include "dp.h"
 #include "executor/activations.h"
 #include "executor/deferred.h"
+#include "executor/exchange.h"
 #include "executor/expert_loads.h"
 #include "model/architecture.h"
 #include "model/config.h"
@@ -352,6 +353,7 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     }
     // the embedding has no action for its input part: nothing is below it
     if (w->unit == 0) { unit_pass(&c, PART_BACKWARD_INPUT); }
+    if (e->pieces) { c.weights = ~(1u << EXPERTS_PART); } // run_pieces has made the others
     unit_pass(&c, PART_BACKWARD_WEIGHT);
 }
 
@@ -385,108 +387,54 @@ static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const CommRequest none = {.number = 0};
     transfer_open(e, a, pass->training, none, link);
 }
-// Returns the message before a part of a unit: what the ranks with its storage exchange, or, of
-// rows of experts, what the ranks that have these do if all experts have equally many.
-static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, int64_t T) {
-    const UnitSpec *spec = gpt_unit_spec(s->model, UNIT_BLOCK);
-    const OpNode *n = unit_message(spec, a->part);
-    const bool routed = n->stats[0];
-    const ProcessGroup *ranks = routed ? &s->expert_ranks : s->rows[a->storage].owners;
-    const int64_t width = routed ? gpt_choices(&s->model->config) * gpt_width(s->model)
-                                 : value_width(s->model, &spec->values[n->in[0]]);
-    const ZeroMessage m = {COMM_ALL_TO_ALL, &ranks->all, ranks->each,
-                           a->rows * T * width * dtype_size(s->dtype) / ranks->all.n};
-    return m;
-}
-// Writes the bounds of rows among the ranks of experts, of counts[ranks][experts of each].
-static inline void routed_bounds(const GptModel *m, const int32_t *counts, int64_t *bounds) {
-    const int64_t each = m->quantity[OF_OWN_EXPERTS];
-    bounds[0] = 0;
-    for (int64_t r = 0; r < gpt_expert_ranks(&m->config); r++) {
-        bounds[r + 1] = bounds[r];
-        for (int64_t i = 0; i < each; i++) { bounds[r + 1] += counts[r * each + i]; }
-    }
-}
-// Finds out how many rows each rank has for each expert of this one.
-static inline void routed_arrivals(Executor *e, const int32_t *loads, int32_t *arrivals) {
-    const Group *g = &e->store->plan.expert_ranks.all;
-    const int64_t experts = e->model->config.experts, each = experts / g->n;
-    int32_t *all = new_array(int32_t, experts * g->n, "loads");
-    comm_all_gather_in(e->comm, g, loads, all, (size_t)experts * sizeof *loads);
-    for (int r = 0; r < g->n; r++) {
-        memcpy(arrivals + r * each, all + r * experts + g->me * each,
-               (size_t)each * sizeof *arrivals);
-    }
-    free(all);
-}
-// Makes place for `rows` rows of experts in the buffers of a unit and micro-batch, or (gradients)
-// in those of their gradients, if there is less.
-static inline void routed_make_place(Executor *e, const Action *a, int64_t rows, bool gradients) {
-    const int64_t micro = executor_micro(e, a),
-                  set = gradients ? micro % e->gradient_sets : micro % e->shape.limits.in_flight,
-                  planned = e->shape.rows * e->shape.T * e->model->quantity[OF_ARRIVALS];
-    GrownRows *g = &e->grown;
-    int64_t *place = &(gradients ? g->gradients : g->values)[set * e->model->units + a->unit];
-    const UnitSpec *spec = gpt_unit_spec(e->model, UNIT_BLOCK);
-    UnitBuffers *b = gradients ? &e->grads[set].unit[a->unit] : &e->acts[set].unit[a->unit];
-    if (rows <= max_i64(*place, planned)) { return; }
-    *place = rows + rows / 4; // the next steps may have some more
-    for (int i = VALUE_FIRST; i < (gradients ? spec->gradient_count : spec->value_count); i++) {
-        const Dim each = gradients ? spec->gradients[i].rows : spec->values[i].rows,
-                  width = gradients ? spec->gradients[i].width : spec->values[i].width;
-        if (!each.times || each.of != OF_ARRIVALS) { continue; }
-        const size_t bytes = (size_t)(*place * gpt_dim(e->model, width)) * ops_real_bytes();
-        void *at = memory_take(gradients ? MEMORY_BUFFERS : MEMORY_ACTIVATIONS, bytes,
-                               "rows of experts beyond --moe-buffer");
-        g->memory = grow_array(void *, g->memory, g->count, &g->capacity, "rows");
-        g->memory[g->count++] = at;
-        if (gradients) {
-            b->gradient[i] = (Real *)at;
-        } else {
-            b->value[i] = at;
-        }
-    }
-}
-// Finds the bounds of the rows of experts that a message sends and brings, in rows, and makes place
-// for those that come. bounds: [2 (ranks + 1)]
-static inline void routed_prepare(Executor *e, const Action *a, const UnitCall *c, const OpNode *n,
-                                  int64_t *bounds) {
-    const bool back = a->kind == ACT_EXCHANGE_BACK;
-    const int ranks = e->store->plan.expert_ranks.all.n;
-    int32_t *sent = (int32_t *)c->buffers.value[n->stats[back]],
-            *comes = (int32_t *)c->buffers.value[n->stats[!back]];
-    if (!back && a->part == 1) {
-        ops_wait(e->stream); // for the loads
-        routed_arrivals(e, sent, comes);
-    }
-    routed_bounds(e->model, sent, bounds);
-    routed_bounds(e->model, comes, bounds + ranks + 1);
-    // what comes first, forward or back, is as much as what is made of it
-    if (a->part == 1 + back) { routed_make_place(e, a, bounds[2 * ranks + 1], back); }
-}
 // Runs the message before a part of a unit (architecture.h: EXCHANGE); back: gradients, the other
-// way.
+// way. What goes in pieces is sent while the experts run.
 static inline void run_exchange(Executor *e, const Action *a, const Pass *pass) {
-    const int64_t T = pass->data->options.T;
-    const Work w = executor_work(e, a->unit, executor_micro(e, a), a->rows, T);
-    UnitCall c = executor_call(e, &w);
+    const int64_t T = pass->data->options.T, micro = executor_micro(e, a);
+    const Work w = executor_work(e, a->unit, micro, a->rows, T);
+    const UnitCall c = executor_call(e, &w);
     const OpNode *n = unit_message(c.unit, a->part);
-    const bool back = a->kind == ACT_EXCHANGE_BACK, routed = n->stats[0];
-    ZeroMessage m = exchange_message(&e->store->plan, a, T);
-    int64_t *bounds = routed ? new_array(int64_t, 2 * (m.group->n + 1), "rows of experts") : NULL;
-    if (routed) {
-        routed_prepare(e, a, &c, n, bounds);
-        c = executor_call(e, &w); // its buffers may be others now
-        m.bounds = bounds;
-        m.element_bytes = (size_t)gpt_width(e->model) * ops_real_bytes();
+    const bool back = a->kind == ACT_EXCHANGE_BACK;
+    if (n->stats[0]) {
+        RowPieces *pieces = executor_pieces(e, a->unit, micro);
+        if (!back && a->part == EXPERTS_PART) {
+            exchange_loads(e, &c, pieces);
+            if (pieces && pass->counts) { expert_loads_note_pieces(&e->loads, pieces->count); }
+        }
+        if (!pieces || pieces->count == 1) { exchange_all_rows(e, &c, a->part, back); }
+        return;
     }
-    const CommLabel label = {routed ? "rows of experts" : "rows of a unit", a->unit, e->step};
+    const ZeroMessage m = exchange_message(&e->store->plan, a, T);
+    const CommLabel label = {"rows of a unit", a->unit, e->step};
     CommRequest r = comm_all_to_all_begin(
         e->comm, label, m.group, back ? gradient_buffer(&c, n->out[0]) : c.buffers.value[n->in[0]],
-        m.bounds, back ? gradient_buffer(&c, n->in[0]) : c.buffers.value[n->out[0]],
-        routed ? bounds + m.group->n + 1 : m.bounds, m.element_bytes);
+        m.bounds, back ? gradient_buffer(&c, n->in[0]) : c.buffers.value[n->out[0]], m.bounds,
+        m.element_bytes);
     comm_wait(e->comm, &r);
-    free(bounds);
+}
+// Runs what a compute action does with experts to which rows may go in pieces: the pass of their
+// part, if there are several, and the gradients of their weights, when the backward pass comes to
+// the block's first part. Returns true if nothing of the action is left.
+static inline bool run_pieces(Executor *e, const Action *a, Work *w) {
+    const RowPieces *pieces = executor_pieces(e, a->unit, executor_micro(e, a));
+    if (!pieces || gpt_unit_class(e->model, a->unit) != UNIT_BLOCK) { return false; }
+    const bool several = pieces->count > 1, back = a->kind == ACT_BACKWARD_INPUT;
+    UnitCall c = executor_call(e, w);
+    if (a->part == EXPERTS_PART) {
+        if (several && !back) { exchange_pieces(e, &c, pieces, false); }
+        return several;
+    }
+    if (!back || a->part) { return false; }
+    c.weights = 1u << EXPERTS_PART;
+    if (several) {
+        exchange_pieces(e, &c, pieces, true);
+    } else {
+        unit_pass(&c, PART_BACKWARD_WEIGHT);
+    }
+    // the rest of the action is recorded without these
+    w->states.grads[STORAGE_EXPERTS] = NULL;
+    w->states.accumulate[STORAGE_EXPERTS] = false;
+    return false;
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action drawn = executor_action(e, action, pass), *a = &drawn;
@@ -523,7 +471,7 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
                varies = unit_counts_rows(gpt_unit_spec(e->model, UNIT_BLOCK),
                                          a->kind == ACT_BACKWARD_WEIGHT ? -1 : a->part),
                repeated = block && !e->marks && !varies;
-    if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
+    if (!run_pieces(e, a, &w) && (!repeated || ops_repeat_begin(e->stream, &w, sizeof w))) {
         run_work(e, &w, pass);
         if (repeated) { ops_repeat_end(e->stream); }
     }

@@ -55,7 +55,7 @@ typedef enum {
     OF_CHOICES,     // experts that a token goes to
     OF_EXPERT_FFN,  // inner width of an expert
     OF_OWN_EXPERTS, // that a rank has: all, or --expert-parallel's part
-    OF_ARRIVALS,    // rows that they may get for each token of a rank, at most
+    OF_ARRIVALS,    // rows that they get at once for each token of a rank, at most
     OF_ROUTE,       // numbers that say where a token goes (ops.h: Route)
     OF_SHARED,      // 1 if there are experts to which all tokens go, else 0
     OF_SHARED_FFN,  // inner width of all these together
@@ -210,8 +210,10 @@ typedef struct {
     bool exchanges; // ... which are divided over ranks
 } Architecture;
 
-// The parts of a unit: a message is between two of them, and counts to the second one. Returns the
-// part of operation i; how many parts there are; the message before a part, which is not the first.
+// The parts of a unit: a message is between two of them, and counts to the second one. Experts that
+// are divided over ranks are in EXPERTS_PART (EXCHANGE_OPS). Returns the part of operation i; how
+// many parts there are; the message before a part, which is not the first.
+enum { EXPERTS_PART = 1 };
 static inline int unit_part(const UnitSpec *u, int i) {
     int part = 0;
     for (; i >= 0; i--) { part += u->ops[i].kind == OP_EXCHANGE; }

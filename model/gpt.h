@@ -91,6 +91,15 @@ static inline int gpt_storage_of_class(const GptModel *m, StorageClass c) {
     while (m->single[i] != c) { i++; }
     return i < m->first_block ? i : i + m->first_after - m->first_block;
 }
+// Returns how many rows the experts of a rank get for each token of a rank, at most.
+static inline int64_t gpt_most_arrivals(const GptModel *m) {
+    return gpt_expert_ranks(&m->config) *
+           min_i64(gpt_choices(&m->config), m->quantity[OF_OWN_EXPERTS]);
+}
+// Is memory planned for fewer? Then rows may go to experts in pieces (executor/exchange.h).
+static inline bool gpt_takes_pieces(const GptModel *m) {
+    return m->quantity[OF_ARRIVALS] < gpt_most_arrivals(m);
+}
 static inline void gpt_set_quantities(GptModel *m) {
     const GptConfig *c = &m->config;
     m->quantity[OF_ONE] = 1;
@@ -108,7 +117,7 @@ static inline void gpt_set_quantities(GptModel *m) {
     m->quantity[OF_CHOICES] = gpt_choices(c);
     m->quantity[OF_EXPERT_FFN] = c->expert_ffn;
     m->quantity[OF_OWN_EXPERTS] = c->experts / gpt_expert_ranks(c);
-    const int64_t most = gpt_expert_ranks(c) * min_i64(gpt_choices(c), m->quantity[OF_OWN_EXPERTS]);
+    const int64_t most = gpt_most_arrivals(m);
     m->quantity[OF_ARRIVALS] = c->expert_rows ? min_i64(c->expert_rows, most) : most;
     m->quantity[OF_ROUTE] = ROUTE_PARTS * gpt_choices(c);
     m->quantity[OF_SHARED] = c->shared_experts > 0;

@@ -137,8 +137,9 @@ typedef struct {
     UnitBuffers buffers; // with those of the boundaries
     const int32_t *tokens, *targets;
     int64_t rows, T;
-    int part;       // forward, backward input: of the unit
-    bool recompute; // forward: only what the backward pass reads
+    int part;         // forward, backward input: of the unit
+    unsigned weights; // backward weight: bits of the parts of the unit; 0: all
+    bool recompute;   // forward: only what the backward pass reads
     // generated text: position of the first token, and where a block's keys and values are kept
     int64_t first;
     KeyCache cache;               // most 0: they are not kept
@@ -669,8 +670,10 @@ static inline void unit_pass(const UnitCall *c, OpPart part) {
     for (int i = 0; i < count; i++) {
         const int k = part == PART_FORWARD ? i : count - 1 - i, of = unit_part(c->unit, k);
         const OpNode *n = &c->unit->ops[k];
-        const bool skipped = (part == PART_FORWARD && of != c->part) ||
-                             (c->recompute && op_makes_output(c->unit, n));
+        const bool skipped =
+            (part == PART_FORWARD && of != c->part) ||
+            (part == PART_BACKWARD_WEIGHT && c->weights && !(c->weights >> of & 1)) ||
+            (c->recompute && op_makes_output(c->unit, n));
         if (op_is_empty(c, n)) { continue; }
         if (part == PART_BACKWARD_INPUT) {
             op_backward_of_part(c, n, of, at);

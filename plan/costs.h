@@ -9,7 +9,7 @@
 #include "comm/group.h"
 #include "dp.h"
 #include "executor/activations.h"
-#include "executor/compute.h"
+#include "executor/exchange.h"
 #include "model/architecture.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -28,11 +28,11 @@
 #include "state/policy.h"
 
 // Writes the collectives of an action to m. Returns how many.
-static inline int action_messages(const StatePlan *store, const Action *a, int64_t T,
-                                  ZeroMessage m[2]) {
+static inline int action_messages(const StatePlan *store, const Action *a,
+                                  const ExecutorShape *shape, ZeroMessage m[2]) {
     if (action_is(a->kind, OF_PART)) {
-        m[0] = exchange_message(store, a, T);
-        return 1;
+        m[0] = m[1] = exchange_message(store, a, shape->T);
+        return 1 + exchange_repeats(store->model, shape, a);
     }
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
     if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
@@ -115,7 +115,7 @@ static inline int parts_of_pass(const Costs *c, const Action *a) {
 static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store, const Action *a) {
     ZeroMessage m[2];
     ActionCost cost = {0, 0};
-    for (int k = action_messages(store, a, c->shape->T, m) - 1; k >= 0; k--) {
+    for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         const int64_t *sent = message_bytes(c->sent, &m[k]);
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,

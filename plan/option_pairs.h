@@ -235,9 +235,6 @@
       "needs aux: nothing else has the loss")                                                      \
     X("moe-buffer", "expert-parallel", o->moe_buffer > 0 && o->expert_parallel < 2,                \
       "no rows come from other ranks: leave it out")                                               \
-    X("moe-buffer", "offload",                                                                     \
-      o->moe_buffer > 0 && o->offload == OFFLOAD_ALL && o->recompute != RECOMPUTE_BLOCK,           \
-      "(all) activations on the host have the place that was planned: give --recompute block")     \
     X("expert-parallel", "fit", o->expert_parallel > 1 && o->fit && options_pipelined(o),          \
       "pipelines whose ranks exchange rows are not tried: leave --pipeline out")                   \
     X("expert-parallel", "plan", o->expert_parallel > 1 && (o->plan || options_plans(o)),          \

@@ -264,7 +264,7 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
                 executor_message_bytes(&p->shape, &p->model, a);
         }
         if (store->steps_overlap) { continue; } // no collectives
-        for (int k = a->storage >= 0 ? action_messages(store, a, p->shape.T, m) - 1 : -1; k >= 0;
+        for (int k = a->storage >= 0 ? action_messages(store, a, &p->shape, m) - 1 : -1; k >= 0;
              k--) {
             const int64_t *bytes = message_bytes(sent, &m[k]);
             for (int l = 0; l < LINK_KINDS; l++) { traffic[m[k].kind][l] += bytes[l]; }
@@ -287,7 +287,9 @@ static inline int64_t predict_most_rows(const Plan *p, const Program *program) {
         if (!action_is(a->kind, OF_PART)) { continue; }
         // what leaves: own rows, by the first message forward and the second one back
         const bool leaves = (a->part == 1) == (a->kind == ACT_EXCHANGE);
-        rows += a->rows * p->shape.T * (leaves ? away : come);
+        // in pieces, rows leave once more before their gradients come
+        const bool again = gpt_takes_pieces(m) && a->kind == ACT_EXCHANGE_BACK && !leaves;
+        rows += a->rows * p->shape.T * ((leaves ? away : come) + (again ? away : 0));
     }
     return rows * gpt_width(m) * (int64_t)dtype_size(p->dtype);
 }

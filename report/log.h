@@ -112,6 +112,7 @@ typedef struct {
     double loss, norm, lr, seconds, tokens, mfu, tflops, joules; // joules: since the start
     // of experts, if the model has any: the largest load in mean loads, and the loads' entropy
     double load_most, load_entropy;
+    int64_t pieces;
     // [samples] windows that the step used; NULL: not to be shown
     const int64_t *windows;
     int64_t samples;
@@ -230,8 +231,9 @@ static inline void report_step(const StepFacts *f, Log *log) {
         {"expert_load_max", f->load_most},
         {"expert_load_entropy", f->load_entropy},
         {"expert_tokens_dropped", 0},
+        {"expert_pieces", (double)f->pieces},
     };
-    const int count = LENGTH_OF(rows) - (isfinite(f->load_most) ? 0 : 3);
+    const int count = LENGTH_OF(rows) - (f->pieces ? 0 : isfinite(f->load_most) ? 1 : 4);
     progress_print_time(&log->bar, f);
     progress_measure(&log->bar, f);
     if (!progress_is_due(&log->bar, f)) { return; }

@@ -279,6 +279,7 @@ static inline void trainer_report_step(Run *r, const StepReport *step) {
         .joules = shown ? energy_joules(&j->energy) : nobody,
         .load_most = loads.most,
         .load_entropy = loads.entropy,
+        .pieces = loads.pieces,
         .windows = shown ? step->windows : NULL,
         .samples = step->samples,
     };

@@ -32,11 +32,14 @@ typedef struct {
     // which action makes the gradient of the classifier's table: the head's input part. Where
     // samples are clipped, it is the head's weight part (dp.h). If the table is wte, too, the
     // embedding's action makes it, and this is ACTION_KINDS; if the embedding is on another stage,
-    // TIED makes it. Weight parts make all other gradients.
+    // TIED makes it. Weight parts make all other gradients, but those of experts_made_early.
     ActionKind head_maker;
     int classifier;         // storage of the classifier's table
     const StorageRow *rows; // [storages] of a rank's plan, which must outlive the map; NULL: none
-    bool copies;            // hpZ: a gather leaves secondary copies, which later gathers use
+    // The input part of a block makes the gradient of its experts, its second storage, too: rows
+    // may go to them in pieces (executor/exchange.h), of which nothing is left for the weight part.
+    bool experts_made_early;
+    bool copies; // hpZ: a gather leaves secondary copies, which later gathers use
     // The host updates states that are on it: EVICT takes gradients there, FETCH brings parameters.
     // Otherwise FETCH brings the states to the device, and EVICT takes them back.
     bool cpu_update;
@@ -127,11 +130,17 @@ static inline bool unit_uses(const UnitMap *map, int unit, int storage) {
     return (map->of_unit_count[unit] > 0 && map->of_unit[unit][0] == storage) ||
            (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
 }
-// Returns whether this action adds to the gradient of a storage.
+// Returns whether this action adds to the gradient of a storage. Of a backward pass over the parts
+// of a block that is the last action, which is back in the first part.
 static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
     if (!action_computes(a->kind) || !unit_uses(map, a->unit, storage)) { return false; }
-    const bool classifier = a->unit == map->units - 1 && storage == map->classifier;
-    return a->kind == (classifier ? map->head_maker : ACT_BACKWARD_WEIGHT);
+    const int head = map->units - 1;
+    const bool classifier = a->unit == head && storage == map->classifier,
+               early = map->experts_made_early && a->unit > 0 && a->unit < head &&
+                       storage == map->of_unit[a->unit][1];
+    return a->part == 0 && a->kind == (classifier ? map->head_maker
+                                       : early    ? ACT_BACKWARD_INPUT
+                                                  : ACT_BACKWARD_WEIGHT);
 }
 static inline void schedule_free(Schedule *s) {
     free(s->actions);

@@ -22,6 +22,7 @@ UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h
 MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
 PSEUDO_H, CYCLIC_H, RATES, MAIN = "pseudo.h", "cyclic.h", "state/learning_rate.h", "train_gpt.c"
 BETWEEN, SUMS, GATHER = "run/between_steps.h", "state/sums.h", "state/gather.h"
+EXCHANGE = "executor/exchange.h"
 HEADS_CPU, NORMS_CPU, ATTENTION_CPU, CLASSIFIER_CPU, ACTIVATION_CPU, EXPERTS_CPU = (
     f"ops/cpu/{name}_cpu.h"
     for name in "heads rmsnorm attention classifier activation experts".split()
@@ -506,7 +507,16 @@ LAYOUTS = [
      "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
 ]
 
-GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS
+# Rows in pieces, by test_experts.py.
+PIECES = [
+    ("a piece is lost", EXCHANGE, "k < {pieces->count ==> (back ? 1 : pieces->count)}; k++) {"),
+    ("a piece's gradients alone", EXCHANGE,
+     "states.accumulate[STORAGE_EXPERTS] = {true ==> false};"),
+    ("pieces are added in another order", EXCHANGE,
+     "piece_find_rows(&rows, all, pieces, {k ==> (back ? pieces->count - 1 - k : k)});"),
+]
+
+GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS, PIECES
 
 
 def numbered(group):

@@ -201,6 +201,10 @@ RUNS = {  # name: ranks, flags
     "experts bias": (2, f"--model {EXPERTS} --moe-balance bias --zero 3"),
     "experts aux": (2, f"--model {EXPERTS} --moe-balance aux --moe-aux-coefficient 0.1"),
     "experts apart": (4, f"--model {EXPERTS} --expert-parallel 2 --moe-buffer 1 --zero 1"),
+    "experts in pieces": (
+        4,
+        f"--model {EXPERTS} --expert-parallel 4 --moe-buffer 0.5 --zero 3 --recompute block",
+    ),
     "experts shared": (
         4,
         f"--model {EXPERTS},shared_experts=1,shared_expert_ffn=40 --expert-parallel 2 --zero 3 "

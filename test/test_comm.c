@@ -244,6 +244,35 @@ static void test_all_to_all(const Group *g, int layout, int shape, size_t elemen
     check_counters(COMM_ALL_TO_ALL, g, send_bounds, element_bytes, layout, shape);
 }
 
+// The same with GAP bytes before each slice: they stay as they are.
+static void test_ranges(const Group *g, int layout, int shape) {
+    enum { GAP = 3 };
+    int64_t send[2 * MAX_RANKS], recv[2 * MAX_RANKS], bounds[MAX_RANKS + 1] = {0}, out = 0, in = 0;
+    bool good = true;
+    for (int i = 0; i < g->n; i++) {
+        send[2 * i] = out + GAP;
+        recv[2 * i] = in + GAP;
+        send[2 * i + 1] = out = send[2 * i] + pair_length(shape, g->me, i, g->n);
+        recv[2 * i + 1] = in = recv[2 * i] + pair_length(shape, i, g->me, g->n);
+        bounds[i + 1] = bounds[i] + slice_length(send, 2 * i);
+        for (int64_t k = send[2 * i]; k < out; k++) {
+            buffers->sent[k] = byte_of(comm.rank, g->ranks[i], k - send[2 * i]);
+        }
+    }
+    memset(buffers->received, 0xa5, sizeof buffers->received);
+    complete(comm_all_to_all_ranges_begin(&comm, LABEL, g, buffers->sent, send, buffers->received,
+                                          recv, 1));
+    for (int i = 0; i < g->n; i++) {
+        for (int64_t k = recv[2 * i] - GAP; k < recv[2 * i + 1]; k++) {
+            const int64_t at = k - recv[2 * i];
+            good = good &&
+                   buffers->received[k] == (at < 0 ? 0xa5 : byte_of(g->ranks[i], comm.rank, at));
+        }
+    }
+    check(good && buffers->received[in] == 0xa5, "all_to_all of ranges", g, layout, shape);
+    check_counters(COMM_ALL_TO_ALL, g, bounds, 1, layout, shape);
+}
+
 // What the members send together, from the definitions of the collectives; no messages.
 static void test_totals(const Group *g, int layout, int shape) {
     int64_t bounds[MAX_RANKS + 1], n = make_bounds(bounds, shape, g->n),
@@ -286,6 +315,7 @@ static void exchange_cases(const Group *g, int layout, int shape) {
     test_all_gather(g, layout, shape, widest);
     test_all_to_all(g, layout, shape, 1);
     test_all_to_all(g, layout, shape, widest);
+    if (shape < 5) { test_ranges(g, layout, shape); } // the buffers have room for gaps
 }
 // Subset `mask` of the ranks, ascending or descending, as a group.
 static Group subset(int mask, bool descending) {

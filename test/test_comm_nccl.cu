@@ -52,6 +52,7 @@ typedef struct {
 } Arrays;
 typedef struct {
     int64_t slices[MAX_RANKS + 1], sent[MAX_RANKS + 1], received[MAX_RANKS + 1]; // bounds
+    int64_t sent_ranges[2 * MAX_RANKS], received_ranges[2 * MAX_RANKS];          // with gaps
 } Bounds;
 typedef struct {
     CommTransport transport;
@@ -105,6 +106,10 @@ static Bounds make_bounds(const Group *g, int shape, bool any) {
                               : min_i64((i + 1) * cuts[shape].slice, elements);
         b.sent[i + 1] = b.sent[i] + shape_length(shape, (g->me + 2 * i) % g->n, g->n);
         b.received[i + 1] = b.received[i] + shape_length(shape, (i + 2 * g->me) % g->n, g->n);
+        for (int k = 0; k < 2; k++) {
+            b.sent_ranges[2 * i + k] = b.sent[i + k] + 5 * (i + 1);
+            b.received_ranges[2 * i + k] = b.received[i + k] + 3 * (i + 1);
+        }
     }
     return b;
 }
@@ -128,6 +133,10 @@ static CommRequest begin(const Case *k, const Group *g, const Arrays *a, const B
                                          k->wire);
     case COMM_ALL_REDUCE: return comm_all_reduce_begin(&comm, label, g, out, b->slices, k->wire);
     default:
+        if (k->element_bytes == 1) {
+            return comm_all_to_all_ranges_begin(&comm, label, g, in, b->sent_ranges, out,
+                                                b->received_ranges, 1);
+        }
         return comm_all_to_all_begin(&comm, label, g, in, b->sent, out, b->received,
                                      k->element_bytes);
     }

@@ -4,6 +4,7 @@
     python3 test/test_experts.py    TEST_ALL=1: more layouts; TEST_SEED=N: the random choices
 
     Layouts   one rank's losses: folders that ranks divide, Switch's loss
+    Pieces    more rows than memory was planned for: the same bits, memory as planned, bytes counted
     Resume    a run that ends after a checkpoint goes on with another layout: the same losses
     Refusals  models, flags and folders that have no meaning end with exit status 2 and a name
 
@@ -24,6 +25,7 @@ from harness import ALL, EXIT_INPUT, SAME, SAME_NORM, SEED, Job  # noqa: E402
 from harness import at_once, scratch, shard  # noqa: E402
 
 import reference_modern as modern  # noqa: E402
+from planted_faults import PIECES, numbered  # noqa: E402
 
 SHAPE = "layers=3,heads=2,channels=16,vocab=101,experts=6,expert_ffn=10"
 MODELS = (
@@ -125,6 +127,158 @@ class Layouts(harness.TestCase):
         ]
         for model in MODELS[:1] + MODELS[-1:]:
             self.same(dict(flags, model=model), cases, model)
+
+
+class Pieces(harness.TestCase):
+    """Rows go to experts in pieces (--moe-buffer). That measured memory is the planned one is
+    checked of every run (Job.check_end)."""
+
+    FLAGS = dict(
+        seq_len=T,
+        batch_tokens=16 * T,
+        micro_batch=2,
+        steps=3,
+        lr=1e-2,
+        eps=1e-3,
+        threads=1,
+        val_every=3,
+        save_every=3,
+    )
+    DIVIDED = dict(ranks=2, expert_parallel=2)
+    LAYOUTS = (
+        dict(DIVIDED),
+        dict(DIVIDED, zero=1, recompute="block"),
+        dict(DIVIDED, zero=2, offload="all"),
+        dict(DIVIDED, zero=3, moe_balance="aux"),
+        dict(ranks=4, expert_parallel=4, zero=3, recompute="block", moe_balance="bias"),
+        dict(ranks=4, expert_parallel=2, zero=2, micro_batch=1, offload="optimizer"),
+        dict(ranks=4, expert_parallel=2, zero=1, pipeline="2", micro_batch=4),
+        dict(
+            ranks=4,
+            expert_parallel=2,
+            zero=2,
+            pipeline="2",
+            pipeline_schedule="zero-bubble",
+            micro_batch=4,
+            moe_balance="aux",
+        ),
+        dict(DIVIDED, zero=1, share="all", dtype="bf16"),
+    )
+
+    @staticmethod
+    def uneven(layers=2):
+        """A folder whose tokens all go to two experts of the second half of eight, in each block:
+        two routers' rows are opposite, two half of these, the others 0."""
+        config = modern.Config(
+            "llama", layers, 2, 2, 8, 16, 0, 31, experts=8, top_k=2, expert_ffn=10
+        )
+        start = modern.initial(config, "uneven")
+        for layer in range(layers):
+            router = start[layer, "router"]
+            router[:4] = 0
+            router[4:] = [4 * factor * router[4] for factor in (1, -1, 0.5, -0.5)]
+        return modern.write_folder(os.path.join(scratch(), "model"), config, start)
+
+    def run_of(self, **flags):
+        out = os.path.join(scratch(), "out")
+        job = Job(**{**self.FLAGS, **flags, "out": out}).done()
+        saved, ranks = harness.checkpoint(out, 3), {**self.FLAGS, **flags}["ranks"]
+        job.files = [harness.get(f"{saved}/state_{rank:05}") for rank in range(ranks)]
+        start, *_, end = harness.parse_log(harness.get(job.log_path).decode())
+        job.predicted, job.sent = (
+            found["intra"]["all_to_all"]
+            for found in (start["predicted"]["traffic"], end["traffic"]["measured"])
+        )
+        return job
+
+    def check(self, flags, buffers):
+        """Each run with one of these buffers is, bit by bit, the run with memory for all rows; and
+        to rounding that of one rank. Returns all runs."""
+        whole = self.run_of(**flags)
+        if "dtype" not in flags:
+            other = "expert_parallel", "pipeline", "pipeline_schedule", "offload", "save_every"
+            other = {**dict.fromkeys(other), "ranks": 1, "micro_batch": 4}
+            one = Job(**{**self.FLAGS, **flags, **other}).done()
+            self.assert_close(whole.losses(), one.losses(), SAME, flags)
+        told = ("loss", "grad_norm", "expert_load_max", "expert_tokens_dropped")
+        made = [whole]
+        for buffer in buffers:
+            job, what = self.run_of(**flags, moe_buffer=buffer), (flags, buffer)
+            self.assertEqual(job.steps(*told), whole.steps(*told), what)
+            self.assertEqual(
+                [e["loss"] for e in job.of("val")], [e["loss"] for e in whole.of("val")], what
+            )
+            self.assertEqual(job.files == whole.files, True, what)
+            made.append(job)
+        memory = [job.end()["memory"]["measured"]["device"] for job in made]
+        self.assertLess(min(memory[1:]), memory[0], flags)
+        return made
+
+    def test_bits(self):
+        """Loads as uneven as they come (all tokens are the same one), or as they are drawn."""
+        draw = random.Random(f"{SEED} pieces")
+        tokens = {
+            "equal": shard([7] * 300),
+            "few": shard([draw.choice((3, 3, 3, 5, 90)) for _ in range(300)]),
+            "drawn": shard([draw.randrange(101) for _ in range(300)]),
+        }
+
+        def check(layout):
+            name, model = draw.choice(sorted(tokens)), draw.choice(MODELS)
+            if layout["expert_parallel"] == 4:
+                model = model.replace(",experts=6", ",experts=12")
+            flags = dict(layout, train=tokens[name], val=tokens["few"], model=model)
+            _, *pieces = self.check(flags, (1, 0.5))
+            counts = [int(e["expert_pieces"]) for e in pieces[1].of("step")]
+            self.assertGreater(min(counts), 1, (flags, counts))
+
+        for layout in harness.sample(self.LAYOUTS, 2):
+            check(layout)
+
+    def test_all_to_one_rank(self):
+        """Tokens all choose experts of the last rank. Rows of the first one leave once in a forward
+        pass, and when their gradients leave; in pieces, a third time."""
+        data = dict.fromkeys(("train", "val"), shard([i * i % 31 for i in range(300)]))
+        layers, steps, width = 2, 3, 16 * 4
+        rows = self.FLAGS["batch_tokens"] // 2 * 2 * layers  # of a rank in a step, to experts
+        for recompute, times in harness.sample(((None, 2), ("block", 3)), 1):
+            flags = dict(self.DIVIDED, **data, model=self.uneven(layers), recompute=recompute)
+            runs = self.check(dict(flags, lr=1e-4), (1, 1.5))
+            pieces = [[int(n) for (n,) in job.steps("expert_pieces")] for job in runs[1:]]
+            self.assertEqual(pieces, [[2] * steps] * 2)
+            for job, more in zip(runs, (0, 1, 1)):
+                self.assertEqual(job.sent, rows * width * (times + more), job.command)
+
+    def test_even_loads(self):
+        """Predicted bytes are counted ones where loads are even: each prototype has a rank. With
+        memory for half of the rows, these bytes have the messages of pieces."""
+        tokens = shard([i * i % 101 for i in range(300)])
+        for recompute in harness.sample((None, "block"), 1):
+            flags = dict(self.DIVIDED, train=tokens, val=tokens, recompute=recompute)
+            flags.update(model=f"arch=llama,{SHAPE},top_k=2,prototypes=2", val_every=0)
+            sent = []
+            for buffer in (None, 1, 0.5):
+                job = self.run_of(**flags, moe_buffer=buffer)
+                self.assertEqual(job.sent, job.predicted, job.command)
+                sent.append(job.sent)
+            messages = 6 if recompute else 4
+            self.assertEqual(sent[1], sent[0])
+            self.assertEqual(sent[2] * messages, sent[0] * (messages + 1))
+
+    def test_faults(self):
+        """They change a bit somewhere. Of two terms the order does not matter: four ranks."""
+        tokens, planted = shard([i * i % 31 for i in range(300)]), dict(binary=harness.PLANTED)
+        flags = dict(ranks=4, expert_parallel=4, zero=1, train=tokens, val=tokens)
+        flags.update(planted, model=self.uneven(), micro_batch=1, batch_tokens=4 * T, val_every=0)
+        whole = self.run_of(**flags)
+
+        def differs(number=0):
+            job = self.run_of(**flags, moe_buffer=1, environment={"FAULT": str(number)})
+            return job.files != whole.files
+
+        self.assertFalse(differs())
+        for number, what, *_ in numbered(PIECES):
+            self.assertTrue(differs(number), what)
 
 
 class Refusals(harness.TestCase):

@@ -549,7 +549,7 @@ class Experts(TestCase):
             self.assert_close(found[1], expected[1], 10 * tolerance)
             self.assertEqual(found[2:], expected[2:])
             memory = events[-1]["memory"]
-            for kind in ("parameters", "gradients", "optimizer"):
+            for kind in ("parameters", "gradients", "optimizer", "activations"):
                 self.assertEqual(memory["predicted"][kind], memory["measured"][kind], kind)
             return found, events
 
@@ -578,19 +578,23 @@ class Experts(TestCase):
             self.check(model, ranks, gpus, **changes)
 
     def test_exchange(self):
-        """Experts are divided over ranks: all rows arrive, however many they are."""
-        uneven = {"moe_buffer": 0.25}  # more rows come than memory was planned for
+        """Experts are divided over ranks: all rows arrive, however many they are; in pieces, if
+        memory is for fewer."""
+        few = {"moe_buffer": 0.25}
         cases = [
-            ("llama", 2, 2, dict(moe_balance="aux", **uneven)),
-            ("qwen3", 2, 1, dict(zero=2, moe_balance="bias", **uneven)),
-            ("gpt2", 2, 2, dict(zero=1, recompute="block")),
+            ("llama", 2, 2, dict(moe_balance="aux", **few)),
+            ("qwen3", 2, 1, dict(zero=2, moe_balance="bias", **few)),
+            ("gpt2", 2, 2, dict(zero=1, recompute="block", moe_buffer=0.5)),
             ("prototypes", 3, 1, dict(batch_tokens=120, zero=3)),
             ("llama", 4, 4, dict(expert_parallel=2, micro_batch=1, zero=3, moe_balance="bias")),
             ("qwen3", 4, 1, dict(expert_parallel=2, pipeline="2:2,2:2", moe_balance="aux")),
         ]
         short = dict(steps=2, val_every=0)
         for model, ranks, gpus, changes in cases if ALL else [cases[0], *sample(cases[1:3], 1)]:
-            self.check(model, ranks, gpus, **short, **{"expert_parallel": ranks, **changes})
+            flags = {**short, "expert_parallel": ranks, **changes}
+            found, events = self.check(model, ranks, gpus, **flags)
+            pieces = [e.get("expert_pieces", 1) for e in events if e["event"] == "step"]
+            self.assertTrue(all((n > 1) == ("moe_buffer" in changes) for n in pieces), pieces)
 
     def test_bits(self):
         """Threads and streams in another order, launches one by one, recomputation, ZeRO: the same

@@ -108,6 +108,8 @@ class Drawn:
         self.same.update(moe_z_coefficient=draw.choice((None, 0.01)))
         if draw.randrange(2):
             self.layout["expert_parallel"] = draw.choice((1, 2, 3, 4))
+            if self.layout["expert_parallel"] > 1:  # rows in pieces: often, nearly always
+                self.layout["moe_buffer"] = draw.choice((None, 1, 0.5))
 
     def private(self):
         style = self.draw.choice(("unit", "flat"))

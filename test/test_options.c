@@ -754,7 +754,6 @@ static const char *const clashes[][3] = {
     {"--moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
     {"--moe-balance bias --moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
     {"--moe-buffer 2", "moe-buffer", "expert-parallel"},
-    {"--moe-buffer 2 --expert-parallel 2 --offload all", "moe-buffer", "offload"},
     {"--expert-parallel 2 --fit --pipeline 2", "expert-parallel", "fit"},
     {"--expert-parallel 2 --plan", "expert-parallel", "plan"},
     {"--expert-parallel 2 --pipeline auto", "expert-parallel", "plan"},

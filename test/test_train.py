@@ -2098,7 +2098,6 @@ class Failures(TestCase):
         (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1")),
         (("moe-aux-coefficient", "moe-balance"), dict(moe_aux_coefficient=1)),
         (("moe-buffer", "expert-parallel"), dict(moe_buffer=1)),
-        (("moe-buffer", "offload"), dict(moe_buffer=1, expert_parallel=2, offload="all")),
         (("expert-parallel", "fit"), dict(expert_parallel=2, fit=1, pipeline=2)),
         (("expert-parallel", "plan"), dict(expert_parallel=2, plan=1)),
         (("moe-balance", "cyclic"), dict(moe_balance="aux", cyclic="v1")),
