@@ -413,6 +413,10 @@ static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline,
 static inline bool options_gives_stages(const Options *o) {
     return options_pipelined(o) && !options_plans(o);
 }
+// a search chooses stages, micro-batches and, of experts, on how many ranks they are
+static inline bool options_searches(const Options *o) {
+    return o->fit || o->plan || options_plans(o);
+}
 // Returns whether the program only prints something and trains nothing.
 static inline bool options_only_prints(const Options *o) {
     return o->compat || *o->dp_account || o->dry_run || o->show_schedule || o->plan;

@@ -241,6 +241,23 @@ static inline int64_t pipeline_first_row(const PipelinePlan *plan, int64_t sampl
     return begin + part_begin(end - begin, replicas, index);
 }
 
+// Returns whether each rank that computes blocks has samples of its own in all micro-batches of a
+// step.
+static inline bool pipeline_feeds_all(const PipelinePlan *plan, int64_t samples) {
+    const Placement *p = &plan->placement;
+    const Stage *first = &p->stage[0], *head = &p->stage[p->stages - 1];
+    const int64_t n = first->replicas, rows = ceil_div(plan->micro_rows, n),
+                  last = samples - (ceil_div(samples, plan->micro_rows) - 1) * plan->micro_rows;
+    if (p->stages == 1) { // schedule_sequential(): each rank has a part of the step
+        return samples / n > (ceil_div(ceil_div(samples, n), rows) - 1) * rows;
+    }
+    for (const Stage *s = first; s <= head; s++) {
+        const bool blocks = s->units > 1 || (s != first && s != head);
+        if (blocks && last < s->replicas) { return false; }
+    }
+    return true;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Equal parts: replicas that work beside each other, part by part, on equally many rows. Only
 // collectives cross from one part to another.

@@ -60,6 +60,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #include "plan/system.h"
 #include "planner/auto_stages.h"
 #include "planner/fit.h"
+#include "planner/fit_answer.h"
 #include "planner/plan_answer.h"
 #include "privacy/accountant.h"
 #include "privacy/privacy.h"
@@ -157,15 +158,20 @@ static void choose_stages(Job *j) {
     p->warmup = (Warmup)o->pipeline_warmup;
     p->recompute = o->recompute == RECOMPUTE_BLOCK;
 }
-// --fit: chooses the flags. The samples of a step are those of the flags as they are.
+// --fit, and --plan and --pipeline auto of models with experts: chooses the flags. The samples of a
+// step are those of the flags as they are.
 static void choose_flags(Job *j) {
     Config *c = &j->config;
+    Options *o = &c->options;
     const int ranks = j->machine.ranks->n;
-    c->pipeline.placement = pipeline_placement(c->options.pipeline, j->spec.model.units, ranks);
+    c->pipeline.placement =
+        pipeline_placement(options_plans(o) ? "1" : o->pipeline, j->spec.model.units, ranks);
     c->pipeline.depth = INT64_MAX;
     c->samples = config_samples(c, &j->spec.model, ranks);
     placement_free(&c->pipeline.placement);
-    fit_run(c, &j->machine, &j->spec, &j->comm, &j->stream);
+    fit_run(c, &j->machine, &j->spec, &j->comm, &j->stream, o->fit ? fit_print : fit_print_plan);
+    j->spec.model = gpt_model_divided(&j->spec.model, o->expert_parallel, o->moe_buffer);
+    c->given.at[OPTION_INDEX_expert_parallel] = true; // from now on
 }
 // Returns whether --dry-run can tell what a private run promises: its training data is here, and no
 // checkpoint says how it goes on.
@@ -628,13 +634,14 @@ static void perform(Job *j) {
     choose_ranks(&j->machine, o, &j->comm);
     j->spec = read_model(&j->config, &j->machine, &j->kept, &j->comm);
     open_device(j);
-    if (o->plan) {
+    if (options_searches(o)) { check_experts(&j->config, &j->spec.model); }
+    if (fit_is_asked(o, &j->spec.model)) {
+        choose_flags(j);
+    } else if (o->plan) {
         Placement placement = choose_stages_of_model(j);
         placement_free(&placement);
-        return;
     }
-    if (o->fit) { choose_flags(j); }
-    if (o->fit && o->dry_run) { return; }
+    if (o->plan || (o->fit && o->dry_run)) { return; }
     configure(j);
     plan_job(j);
     if (options_only_prints(o)) {

@@ -208,6 +208,15 @@ static inline GptModel gpt_model_whole(const GptModel *m) {
 static inline GptModel gpt_model(GptConfig config) {
     return gpt_model_shared(config, GPT_SHARE_NONE);
 }
+// Returns the model with its experts divided over so many ranks, however they are now
+// (gpt_divide_experts).
+static inline GptModel gpt_model_divided(const GptModel *m, int64_t ranks, double buffer) {
+    GptConfig config = m->config;
+    if (!config.experts) { return *m; }
+    config.arch = gpt_architecture(m->arch->name, strlen(m->arch->name), gpt_is_tied(m), true);
+    config.expert_ranks = config.expert_rows = 0;
+    return gpt_model_shared(gpt_divide_experts(config, ranks, buffer), m->share);
+}
 
 // Storages are numbered in the order of their classes, without classes that the architecture does
 // not have. So those of the embedding come first, then those of the blocks, then those of the head.

@@ -766,6 +766,16 @@ static inline double gpt_attention_flops(const GptModel *m, UnitClass c, double 
     }
     return tokens * flops;
 }
+// Those that experts have, to which tokens are routed.
+static inline double gpt_experts_flops(const GptModel *m, UnitClass c, double tokens, double T) {
+    const UnitSpec *spec = gpt_unit_spec(m, c);
+    double flops = 0;
+    for (int i = 0; i < spec->op_count; i++) {
+        const OpNode *n = &spec->ops[i];
+        if (op_kinds[n->kind].flops == experts_flops) { flops += experts_flops(m, spec, n, T); }
+    }
+    return tokens * flops;
+}
 // A backward pass has two products for each product of the forward pass.
 static inline double gpt_step_flops(const GptModel *m, double tokens, double T) {
     return 3.0 * (m->config.layers * gpt_forward_flops(m, UNIT_BLOCK, tokens, T) +

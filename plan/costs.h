@@ -87,6 +87,8 @@ typedef struct {
     double T;
     ClipPolicy clip;
     double iterations; // of Newton-Schulz
+    // rows of experts that the busiest rank of each group has beyond the mean, as a share of it
+    double uneven;
     SentMessages *sent;
 } Costs;
 static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
@@ -111,18 +113,26 @@ static inline int parts_of_pass(const Costs *c, const Action *a) {
         a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_RECOMPUTE;
     return cut ? unit_parts(gpt_unit_spec(c->model, gpt_unit_class(c->model, a->unit))) : 1;
 }
+// Returns by how much longer the pass of an action takes where the loads of experts are uneven: the
+// busiest rank has more rows, so as much of the unit's arithmetic as experts do grows.
+static inline double uneven_pass(const Costs *c, const Action *a) {
+    const UnitClass of = gpt_unit_class(c->model, a->unit);
+    const double experts = gpt_experts_flops(c->model, of, 1, c->T);
+    return experts > 0 ? 1 + c->uneven * experts / gpt_forward_flops(c->model, of, 1, c->T) : 1;
+}
 // Returns the cost of the messages of an action on each kind of link.
 static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store, const Action *a) {
     ZeroMessage m[2];
     ActionCost cost = {0, 0};
+    const double times = action_is(a->kind, OF_PART) ? 1 + c->uneven : 1;
     for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         const int64_t *sent = message_bytes(c->sent, &m[k]);
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
-            const double seconds =
-                sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
+            const double seconds = times * sent[l] / c->rates.message_bytes_per_s[l] +
+                                   (goes[l] ? c->rates.message_s[l] : 0);
             cost.message_s += seconds;
             cost.compute_s += c->rates.lost[l] * seconds;
         }
@@ -269,6 +279,16 @@ static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rate
     }
     return times;
 }
+// Returns those of a sample in all units.
+static inline double unit_times_all(const GptModel *m, const UnitTimes *times) {
+    double seconds = 0;
+    for (int c = 0; c < UNIT_CLASSES; c++) {
+        for (int k = 0; k < 3; k++) {
+            seconds += (c == UNIT_BLOCK ? (double)m->config.layers : 1) * times->row_s[c][k];
+        }
+    }
+    return seconds;
+}
 // The cost of a message between two ranks.
 static inline ActionCost p2p_cost(const Costs *c, const StatePlan *store, int rank,
                                   const Action *a) {
@@ -297,6 +317,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
         cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a) / parts_of_pass(c, a);
+        if (c->uneven > 0) { cost.compute_s *= uneven_pass(c, a); }
         return cost;
     }
     switch (a->kind) {

@@ -53,6 +53,29 @@ static inline Forecast forecast_make(StepWork work, double step_s, double needed
 }
 static inline bool forecast_fits(const Forecast *f) { return f->needed <= f->memory; }
 
+// A step of ranks that exchange rows of experts.
+typedef struct {
+    double most; // rows for which memory is planned (--moe-buffer), as a multiple of the mean
+    // seconds of a step in which a rank waits for rows: if loads are even; if in each block the
+    // busiest rank of each group has `most`
+    double wait_s[2];
+    double most_s; // seconds of the step, then
+} UnevenStep;
+static inline void print_uneven(FILE *to, const UnevenStep *s) {
+    print_row_to(to, "experts",
+                 "a rank waits %s of a step for rows, if loads are even; %s of %s, if in each "
+                 "block some rank has %.4g times the mean load",
+                 readable_step(s->wait_s[0]).at, readable_step(s->wait_s[1]).at,
+                 readable_step(s->most_s).at, s->most);
+}
+// Adds the members of a JSON object.
+static inline void json_add_uneven(TextBuffer *t, const UnevenStep *s) {
+    json_add_field(t, "all_to_all_ms", 1e3 * s->wait_s[0]);
+    json_add_field(t, "uneven", s->most);
+    json_add_field(t, "uneven_all_to_all_ms", 1e3 * s->wait_s[1]);
+    json_add_field(t, "uneven_step_ms", 1e3 * s->most_s);
+}
+
 // Prints what gpu= stands for: figures of the maker, and the share of each that is reached.
 static inline void print_gpu(FILE *to, const Cluster *c) {
     const ClusterGpu *gpu = cluster_gpu(c);

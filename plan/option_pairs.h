@@ -233,16 +233,12 @@
     X("moe-aux-coefficient", "moe-balance",                                                        \
       GIVEN(moe_aux_coefficient) && o->moe_balance != BALANCE_AUX,                                 \
       "needs aux: nothing else has the loss")                                                      \
-    X("moe-buffer", "expert-parallel", o->moe_buffer > 0 && o->expert_parallel < 2,                \
+    X("moe-buffer", "expert-parallel",                                                             \
+      o->moe_buffer > 0 && o->expert_parallel < 2 && !GIVEN(expert_parallel) &&                    \
+          !options_searches(o),                                                                    \
       "no rows come from other ranks: leave it out")                                               \
-    X("expert-parallel", "fit", o->expert_parallel > 1 && o->fit && options_pipelined(o),          \
-      "pipelines whose ranks exchange rows are not tried: leave --pipeline out")                   \
-    X("expert-parallel", "plan", o->expert_parallel > 1 && (o->plan || options_plans(o)),          \
-      "(or --pipeline auto) the planner does not know who exchanges rows: give the stages")        \
     X("moe-balance", "cyclic", o->moe_balance == BALANCE_AUX && o->cyclic,                         \
       "(aux) the loads of a whole step are not known before it begins: give bias")                 \
-    X("moe-balance", "plan", o->moe_balance == BALANCE_AUX && o->plan,                             \
-      "(aux) the planner does not count the forward pass before a step: give bias, or --dry-run")  \
     X("moe-balance", "dp-noise", o->moe_balance && PRIVATE,                                        \
       "(or --dp-epsilon) loads tell of samples, and carry no noise: leave it out")                 \
     X("share-lr", "share", o->share_lr > 0 && !options_shares(o),                                  \

@@ -26,6 +26,7 @@
 #include "pipeline.h"
 #include "plan/cluster.h"
 #include "plan/costs.h"
+#include "plan/forecast.h"
 #include "plan/rates.h"
 #include "plan/state_plan.h"
 #include "plan/system.h"
@@ -139,12 +140,11 @@ static inline int machine_parts(const Machine *m, const PipelinePlan *plan, int6
     }
     return parts;
 }
-// Returns how many ranks each rank of a program stands for. map: of the program. What is shown is
-// shown of all ranks of a pipeline. Norms of samples and rows of experts also cross parts.
-static inline int plan_alike(const Plan *p, const PipelinePlan *plan, int64_t samples,
-                             const UnitMap *map) {
+// Returns how many ranks each rank of a program stands for. What is shown is shown of all ranks of
+// a pipeline. Norms of samples also cross parts. Rows of experts do, too, but as collectives do.
+static inline int plan_alike(const Plan *p, const PipelinePlan *plan, int64_t samples) {
     const Machine *m = p->machine;
-    const bool all = p->config->options.show_schedule || p->shape.clip.on || map->parts > 1;
+    const bool all = p->config->options.show_schedule || p->shape.clip.on;
     return !m->cluster.nodes             ? 1
            : plan->placement.stages == 1 ? m->ranks->n
            : all                         ? 1
@@ -160,7 +160,7 @@ static inline Program plan_program(const Plan *p, int64_t samples, bool training
     Program program = {};
     program.map = unit_map(&p->store, p->shape.clip.on);
     if (recompute) { unit_map_recomputes(&program.map, &p->pipeline.placement); }
-    const int alike = plan_alike(p, &plan, samples, &program.map);
+    const int alike = plan_alike(p, &plan, samples);
     program.ranks = p->machine->ranks->n / alike;
     program.rank = new_array(Schedule, program.ranks, "schedules");
     if (alike > 1) { program.job_rank = new_array(int, program.ranks, "schedules"); }
@@ -350,37 +350,53 @@ static inline void stage_stores_free(StageStores *s) {
     }
     free_all(s->of_rank, s->stores, s->seen);
 }
-// Returns the device memory of the rank that needs most of it.
-static inline double plan_most_bytes(const Plan *p) {
+// Computes the device memory of a rank of each stage: bytes[stages].
+static inline void plan_stages_bytes(const Plan *p, double *bytes) {
     const Placement *placement = &p->pipeline.placement;
     size_t memory[MEMORY_KINDS];
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
-    double most = (double)memory_device(memory);
-    if (placement->stages == 1) { return most; }
+    bytes[p->stage - placement->stage] = (double)memory_device(memory);
+    if (placement->stages == 1) { return; }
     StageStores stages = stage_stores_make(p);
     for (int i = 0; i < stages.stages; i++) {
         const Stage *stage = &placement->stage[i];
         if (stage == p->stage) { continue; }
-        most = fmax(most, plan_stage_bytes(p, stage, &stages.stores[i]));
+        bytes[i] = plan_stage_bytes(p, stage, &stages.stores[i]);
     }
     stage_stores_free(&stages);
+}
+// Returns that of the rank that needs most of it.
+static inline double plan_most_bytes(const Plan *p) {
+    const int stages = p->pipeline.placement.stages;
+    double *bytes = new_array(double, stages, "prediction"), most = 0;
+    plan_stages_bytes(p, bytes);
+    for (int i = 0; i < stages; i++) { most = fmax(most, bytes[i]); }
+    free(bytes);
     return most;
 }
-// Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
-// each rank (busy) and the times of each action (times), if these are not NULL.
-static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
-    StageStores stages = stage_stores_make(p);
-    Costs costs = {
+// Returns what the costs of a plan's actions follow from; the caller frees costs.sent. stores: of
+// the ranks of the program.
+static inline Costs plan_costs_of(const Plan *p, const StatePlan **stores) {
+    const Costs costs = {
         .program = &p->program,
         .model = &p->model,
         .shape = &p->shape,
-        .stores = stages.of_rank,
+        .stores = stores,
         .rates = p->machine->rates,
         .T = (double)p->shape.T,
         .clip = p->shape.clip,
         .iterations = (double)p->config->options.muon_steps,
         .sent = new_array(SentMessages, 1, "prediction"),
     };
+    return costs;
+}
+// Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
+// each rank (busy) and the times of each action (times), if these are not NULL. uneven: see Costs.
+static inline double predict_uneven_step(const Plan *p, double uneven, double *busy,
+                                         ActionTime **times) {
+    StageStores stages = stage_stores_make(p);
+    Costs costs = plan_costs_of(p, stages.of_rank);
+    costs.uneven = uneven;
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
     if (plan_looks_ahead(p)) {
         double *looks = new_array(double, p->program.ranks, "prediction");
@@ -391,6 +407,41 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
     free(costs.sent);
     stage_stores_free(&stages);
     return step_s;
+}
+// The same, where the loads of experts are even.
+static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
+    return predict_uneven_step(p, 0, busy, times);
+}
+// Adds the seconds in which this rank waits for rows of experts in a program: forward (and again
+// where that is computed again), and back.
+static inline void predict_waits(const Plan *p, const Program *program, double uneven,
+                                 double seconds[2]) {
+    const Schedule *schedule = plan_rank_schedule(p, program);
+    Costs costs = plan_costs_of(p, NULL);
+    costs.uneven = uneven;
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
+        if (!action_is(a->kind, OF_PART)) { continue; }
+        const ActionCost cost = collectives_cost(&costs, &p->store, a);
+        seconds[a->kind == ACT_EXCHANGE_BACK] += cost.compute_s + cost.message_s;
+    }
+    free(costs.sent);
+}
+// Returns how a step fares where loads of experts are even, and where they are as uneven as memory
+// is planned for.
+static inline UnevenStep predict_uneven(const Plan *p) {
+    const GptModel *m = &p->model;
+    const double planned = (double)m->quantity[OF_ARRIVALS] / (double)gpt_choices(&m->config);
+    UnevenStep step = {.most = fmax(1, planned)};
+    for (int k = 0; k < 2; k++) {
+        const double uneven = k ? step.most - 1 : 0;
+        double waits[2] = {0};
+        predict_waits(p, &p->program, uneven, waits);
+        if (plan_looks_ahead(p)) { predict_waits(p, &p->evaluation, uneven, waits); }
+        step.wait_s[k] = waits[0] + waits[1];
+    }
+    step.most_s = predict_uneven_step(p, step.most - 1, NULL, NULL);
+    return step;
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -190,8 +190,7 @@ static inline int plan_extremes(const Plan *p, int64_t samples[2]) {
     return p->config->privacy.on && !p->cyclic.rule ? 2 : 0;
 }
 // Refuses what is not done for blocks with experts, by name.
-static inline void plan_check_experts(const Plan *p) {
-    const Config *c = p->config;
+static inline void check_experts(const Config *c, const GptModel *m) {
     const Options *o = &c->options;
     const char *with = o->cyclic       ? "--cyclic"
                        : c->privacy.on ? "--dp-noise (or --dp-epsilon)"
@@ -200,7 +199,7 @@ static inline void plan_check_experts(const Plan *p) {
                        : o->zero_quantized_gradients                  ? "--zero-quantized-gradients"
                        : o->zero_hpz_partition_size > 1               ? "--zero-hpz-partition-size"
                                                                       : NULL;
-    if (!p->model.config.experts) {
+    if (!m->config.experts) {
         with = o->moe_balance             ? "--moe-balance"
                : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
                : o->expert_parallel > 1   ? "--expert-parallel"
@@ -211,10 +210,8 @@ static inline void plan_check_experts(const Plan *p) {
     }
     if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
 }
-// Does another rank exchange rows of blocks when this one does, from action `from` on: equally
-// many, or some of its own?
-static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Schedule *other,
-                                        bool equally) {
+// Does another rank exchange as many rows of blocks when this one does, from action `from` on?
+static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Schedule *other) {
     for (int i = from, k = 0; i < mine->count; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
@@ -222,7 +219,7 @@ static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Sc
         if (k == other->count) { return false; }
         const Action *b = &other->actions[k++];
         if (b->unit != a->unit || b->micro != a->micro || b->part != a->part ||
-            (equally ? b->rows != a->rows : b->rows <= 0)) {
+            b->rows != a->rows) {
             return false;
         }
     }
@@ -245,23 +242,23 @@ static inline void plan_check_parts(const Plan *p, const Program *program) {
         die(EXIT_INPUT, "leave it out", "arch=%s has messages inside its blocks%s: not with %s",
             p->model.arch->name, p->model.arch->experts ? " (--expert-parallel)" : "", with);
     }
-    if (program->ranks < p->machine->ranks->n) { return; } // one rank stands for all
-    for (int i = 0; i < mine->count; i++) {
+    const Group *all = &p->store.expert_ranks.all;
+    bool alike = !p->model.arch->experts || pipeline_feeds_all(&p->pipeline, c->samples);
+    for (int i = 0; i < mine->count && !p->model.arch->experts; i++) {
         const Action *a = &mine->actions[i];
         if (a->kind != ACT_EXCHANGE) { continue; }
-        const bool equal = !p->model.arch->experts; // parts
-        const Group *all =
-            equal ? &p->store.rows[a->storage].owners->all : &p->store.expert_ranks.all;
-        bool alike = !equal || a->rows * p->shape.T % all->n == 0;
+        all = &p->store.rows[a->storage].owners->all;
+        alike = a->rows * p->shape.T % all->n == 0;
         for (int k = 0; k < all->n; k++) {
-            alike = alike && plan_exchanges_alike(mine, i, &program->rank[all->ranks[k]], equal);
+            alike = alike && plan_exchanges_alike(mine, i, &program->rank[all->ranks[k]]);
         }
-        if (alike) { return; } // with all that follow
-        die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
-            "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name, all->n,
-            equal ? "they must have equally many tokens, a multiple of their number"
-                  : "each must have samples of its own in all micro-batches");
+        break; // so are all that follow
     }
+    if (alike) { return; }
+    die(EXIT_INPUT, "choose a --batch-tokens and --seq-len that their number divides",
+        "arch=%s: the %d ranks of a block exchange rows, so %s", p->model.arch->name, all->n,
+        p->model.arch->experts ? "each must have samples of its own in all micro-batches"
+                               : "they must have equally many tokens, a multiple of their number");
 }
 // Makes the schedules, and finds how many micro-batches are in flight at once.
 static inline void plan_schedules(Plan *p) {
@@ -326,7 +323,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     placement_find_rank(&p->pipeline.placement, machine->ranks->me, &place);
     p->model.expert_rank = place % (int)gpt_expert_ranks(&p->model.config);
     p->dtype = spec->dtype;
-    plan_check_experts(p);
+    check_experts(config, &p->model);
     plan_micro_batches(p);
     plan_clipping(p);
     plan_states(p);

@@ -64,7 +64,7 @@ static inline void sizes_choose_length(Config *c, GptConfig *model, int ranks) {
 // rank.
 static inline void sizes_choose_batch(Config *c, const GptConfig *model, int ranks) {
     Options *o = &c->options;
-    const bool *given = c->given.at, searches = o->fit || o->plan || options_plans(o);
+    const bool *given = c->given.at, searches = options_searches(o);
     const bool part = given[OPTION_INDEX_seq_len] || given[OPTION_INDEX_micro_batch];
     const double parameters = (double)gpt_model(*model).parameters;
     if (!*o->cluster || given[OPTION_INDEX_batch_tokens] || given[OPTION_INDEX_micro_batches] ||

@@ -46,6 +46,10 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
                                           const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
     model.tied = gpt_is_tied(m) ? (double)gpt_storage_elements(m, m->classifier) : 0;
+    if (gpt_expert_ranks(&m->config) > 1) {
+        model.expert_ranks = (int)gpt_expert_ranks(&m->config);
+        model.experts = (double)m->class_elements[STORAGE_EXPERTS] * sizeof(float);
+    }
     ExecutorShape sample = *shape;
     sample.rows = 1;
     // a unit's output, and as much its gradient

@@ -111,7 +111,8 @@ static inline int pace_rank(const PaceSearch *s, int group) {
 static inline PaceSearch pace_search_make(const PlanTask *t) {
     PaceSearch s = {.task = t,
                     .of_unit = (int)ceil_div(t->model->units, PACE_UNITS),
-                    .of_rank = (int)ceil_div(task_ranks(t), PACE_RANKS)};
+                    .of_rank = (int)round_up(ceil_div(task_ranks(t), PACE_RANKS),
+                                             max_i64(1, t->model->expert_ranks))};
     s.units = (int)ceil_div(t->model->units, s.of_unit);
     s.ranks = (int)ceil_div(task_ranks(t), s.of_rank);
     const size_t width = (size_t)s.ranks + 1, n = ((size_t)s.units + 1) * width;
@@ -160,7 +161,7 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
                      backward = model->backward[end] - model->backward[first] +
                                 (p->recompute ? forward : 0),
                      time = rows * ranks->slowness * (forward + backward),
-                     pace = time + reduce * (model->parameters[end] - model->parameters[first]);
+                     pace = time + reduce * plan_summed_bytes(model, first, end, ranks->n);
         double bytes, value = least ? pace : time;
         if (pace > most || (least && pace >= s->value[at]) ||
             plan_stage_memory(t, p, first, end, ranks->n, 0, t->memory, &bytes) < 1) {

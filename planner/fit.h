@@ -4,8 +4,9 @@
 // Ways       One stage: each ZeRO stage, with and without each part of ZeRO++, micro-batches of
 //            1, 2, 4 ... samples and of all that a rank has in a step, recomputation, offloading.
 //            Pipelines: even stages, and those that the planner finds; micro-batches that divide
-//            the samples of a step; each schedule; ZeRO stages; recomputation. A flag that is given
-//            stays as it is, and the samples of a step do.
+//            the samples of a step; each schedule; ZeRO stages; recomputation. Experts: all of this
+//            with experts on 1 rank, 2 ... A flag that is given stays as it is, and the samples of
+//            a step do.
 // Left out   Recomputation and offloading, where they are not needed: both only add to what a step
 //            does. In pipelines: offloading; higher ZeRO stages where a lower one fits, since they
 //            send more; plans whose computing alone takes longer than the ten best. Where pipelines
@@ -21,6 +22,7 @@
 #include "comm/group.h"
 #include "comm/records.h"
 #include "executor/activations.h"
+#include "model/architecture.h"
 #include "model/config.h"
 #include "model/gpt.h"
 #include "model/unit.h"
@@ -47,15 +49,16 @@
 #include "state/optimizer.h"
 #include "state/policy.h"
 
-enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24 };
+enum { FIT_BEST = 10, FIT_TEXT = 512, FIT_MICRO_BATCHES = 24, FIT_DEGREES = 32 };
 // actions of pipelines that are simulated at most: some seconds
 enum { FIT_ACTIONS = 32 << 20 };
 
-// A way to run: the flags that --fit chooses.
+// A way to run: the flags that are chosen.
 typedef struct {
     int64_t zero, quantized_weights, partition, quantized_gradients;
     int64_t recompute, offload, micro_batch;
     int64_t schedule, warmup;
+    int64_t expert_parallel;
     char pipeline[FIT_TEXT]; // "1": one stage
 } FitWay;
 typedef struct {
@@ -68,10 +71,13 @@ typedef struct {
     const ModelSpec *spec;
     Machine machine;     // whose rates are known
     double memory, host; // bytes that a rank may take of its device, of the host
-    bool offloads;       // the device has a memory of its own
+    bool offloads;       // the device has a memory of its own, and offloading is searched
     FitResult best[FIT_BEST];
     int found, tried;
     int64_t actions; // of the pipelines that were simulated
+    int degrees;     // numbers of ranks that experts may be on
+    int64_t degree[FIT_DEGREES];
+    double one_rank_s; // seconds in which one rank would compute a step
 } Fit;
 
 // -------------------------------------------------------------------------------------------------
@@ -88,6 +94,7 @@ static inline void fit_apply(const FitWay *w, int64_t batch_tokens, Options *o) 
     o->micro_batch = w->micro_batch;
     o->pipeline_schedule = w->schedule;
     o->pipeline_warmup = w->warmup;
+    o->expert_parallel = w->expert_parallel;
     o->pipeline = w->pipeline;
     o->batch_tokens = batch_tokens;
     o->micro_batches = 0;
@@ -110,6 +117,9 @@ static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t by
     }
     n += snprintf(text + n, bytes - n, "%s%s", w->warmup ? " --pipeline-warmup b" : "",
                   w->recompute ? " --recompute block" : "");
+    if (f->spec->model.config.experts) {
+        n += snprintf(text + n, bytes - n, " --expert-parallel %" PRId64, w->expert_parallel);
+    }
     if (w->offload != OFFLOAD_NONE || *o->device_memory) {
         n += snprintf(text + n, bytes - n, " --offload %s", offloads[w->offload]);
     }
@@ -136,28 +146,48 @@ static inline void fit_keep(Fit *f, const FitResult *r) {
 static inline double fit_limit(const Fit *f) {
     return f->found == FIT_BEST ? fit_order(&f->best[FIT_BEST - 1]) : (double)INFINITY;
 }
-// Where experts are on several ranks, does each rank have samples of its own in all micro-batches
-// (plan_make.h: plan_check_parts)? Of pipelines that is not known: they are not tried.
-static inline bool fit_exchanges(const Fit *f) {
-    return gpt_expert_ranks(&f->spec->model.config) == 1 ||
-           f->config->samples % f->machine.ranks->n == 0;
+// Returns the model of a way: its experts are on as many ranks as it says.
+static inline ModelSpec fit_spec(const Fit *f, const FitWay *w) {
+    ModelSpec spec = *f->spec;
+    spec.model = gpt_model_divided(&spec.model, w->expert_parallel, f->config->options.moe_buffer);
+    return spec;
+}
+// Makes the plan of a way. *c, which the caller has set to what is asked, and *unknown must outlive
+// it; fit_free() frees it and what it is made from. Returns NULL if no such run is possible.
+static inline Plan *fit_make(const Fit *f, const FitWay *w, Config *c, Machine *unknown) {
+    const Options *o = &c->options;
+    const ModelSpec spec = fit_spec(f, w);
+    fit_apply(w, c->samples * o->seq_len, &c->options);
+    c->given.at[OPTION_INDEX_expert_parallel] = true; // the way says it
+    if (options_clash(o, &c->given)) { return NULL; }
+    c->pipeline.placement = pipeline_placement(w->pipeline, spec.model.units, unknown->ranks->n);
+    c->pipeline.micro_rows =
+        min_i64(config_micro_rows(c, &spec.model, unknown->ranks->n), c->samples);
+    if (w->expert_parallel > 1 && !pipeline_feeds_all(&c->pipeline, c->samples)) {
+        placement_free(&c->pipeline.placement);
+        return NULL;
+    }
+    c->pipeline.kind = (PipelineKind)w->schedule;
+    c->pipeline.warmup = (Warmup)w->warmup;
+    c->pipeline.recompute = w->recompute == RECOMPUTE_BLOCK;
+    memset(&unknown->rates, 0, sizeof unknown->rates);
+    Plan *p = plan_make(c, unknown, &spec);
+    c->offload.cpu_update = choose_updater(o, &f->machine.rates, &p->store);
+    plan_offloaded(&p, c, &spec, NULL);
+    return p;
+}
+static inline void fit_free(Plan *p, Config *c) {
+    plan_free(p);
+    free_all(c->offload.host, c->offload.disk);
+    placement_free(&c->pipeline.placement);
 }
 // Makes the plan of a way, and keeps it if it fits and is fast. Returns whether it fits.
 static inline bool fit_try(Fit *f, const FitWay *w) {
     Config c = *f->config;
     Machine unknown = f->machine;
     FitResult r = {.way = *w};
-    const Options *o = &c.options;
-    fit_apply(w, c.samples * o->seq_len, &c.options);
-    if (options_clash(o, &c.given) || !fit_exchanges(f)) { return false; }
-    c.pipeline.placement = pipeline_placement(w->pipeline, f->spec->model.units, unknown.ranks->n);
-    c.pipeline.kind = (PipelineKind)w->schedule;
-    c.pipeline.warmup = (Warmup)w->warmup;
-    c.pipeline.recompute = w->recompute == RECOMPUTE_BLOCK;
-    memset(&unknown.rates, 0, sizeof unknown.rates);
-    Plan *p = plan_make(&c, &unknown, f->spec);
-    c.offload.cpu_update = choose_updater(o, &f->machine.rates, &p->store);
-    plan_offloaded(&p, &c, f->spec, NULL);
+    Plan *p = fit_make(f, w, &c, &unknown);
+    if (!p) { return false; }
     r.device = plan_most_bytes(p);
     f->tried++;
     keep_alive(); // other ranks may be waiting
@@ -173,9 +203,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
         fit_keep(f, &r);
     }
     f->actions += (int64_t)p->program.ranks * plan_schedule(p)->count;
-    plan_free(p);
-    free_all(c.offload.host, c.offload.disk);
-    placement_free(&c.pipeline.placement);
+    fit_free(p, &c);
     return fits;
 }
 
@@ -187,19 +215,26 @@ static inline bool fit_pinned(const Fit *f, int index) { return f->config->given
 static inline bool fit_allows(const Fit *f, int index, int64_t asked, int64_t value) {
     return !fit_pinned(f, index) || asked == value;
 }
-// May the states that stay on the device fit it? If not, a way is not planned. (How experts are
-// divided is not counted here.)
-static inline bool fit_holds_states(const Fit *f, const FitWay *w) {
+// Returns the bytes of a parameter's states that stay on each device of the n that have it.
+static inline double fit_kept_bytes(const Fit *f, const FitWay *w, double n) {
     const Optimizer *o = &optimizers[f->config->options.optimizer];
-    const GptModel *m = &f->spec->model;
-    double kept[STATE_KINDS]; // bytes of a parameter's states up to this kind
-    for (StateKind k = OPTIMIZER_KINDS - 1; k <= STATE_PARAMETERS; k++) {
-        kept[k] = parameter_bytes_up_to(k, o, f->spec->dtype, (int)w->zero, f->machine.ranks->n);
+    const StateKind last = w->offload >= OFFLOAD_PARAMS ? STATE_GRADIENT : STATE_PARAMETERS,
+                    leave = OPTIMIZER_KINDS - 1;
+    double kept[STATE_KINDS]; // up to this kind
+    for (StateKind k = leave; k <= STATE_PARAMETERS; k++) {
+        kept[k] = parameter_bytes_up_to(k, o, f->spec->dtype, (int)w->zero, n);
     }
-    const double each = kept[w->offload >= OFFLOAD_PARAMS ? STATE_GRADIENT : STATE_PARAMETERS] -
-                        (w->offload >= OFFLOAD_OPTIMIZER ? kept[OPTIMIZER_KINDS - 1] : 0);
-    const bool counted = w->offload != OFFLOAD_AUTO && !m->config.experts;
-    return !counted || (double)m->parameters * each <= f->memory;
+    return kept[last] - (w->offload >= OFFLOAD_OPTIMIZER ? kept[leave] : 0);
+}
+// May the states that stay on the device fit it? If not, a way is not planned.
+static inline bool fit_holds_states(const Fit *f, const FitWay *w) {
+    const GptModel m = fit_spec(f, w).model;
+    const double ranks = f->machine.ranks->n, divided = (double)w->expert_parallel,
+                 experts = (double)(m.class_elements[STORAGE_EXPERTS] * m.blocks),
+                 others = (double)m.parameters - divided * experts;
+    return w->offload == OFFLOAD_AUTO ||
+           others * fit_kept_bytes(f, w, ranks) + experts * fit_kept_bytes(f, w, ranks / divided) <=
+               f->memory;
 }
 // Tries what makes a way fit, least first.
 static inline void fit_try_memory(Fit *f, FitWay w) {
@@ -238,7 +273,7 @@ static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
     const bool staged = strcmp(w->pipeline, "1") != 0,
                apart = c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
     const bool plain = !w->quantized_weights && !w->quantized_gradients && w->partition == 1;
-    return (plain || !f->spec->model.config.experts) && // plan_make.h: plan_check_experts()
+    return (plain || !f->spec->model.config.experts) && // plan_make.h: check_experts()
            (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
            (apart || w->partition == 1) && fit_allows(f, OPTION_INDEX_zero, o->zero, w->zero) &&
            fit_allows(f, OPTION_INDEX_zero_quantized_weights, o->zero_quantized_weights,
@@ -276,6 +311,7 @@ static inline void fit_each_zero(Fit *f, FitWay w, bool first, FitAct act, const
 typedef struct {
     FitWay way;
     StagePlan plan;
+    int degree; // of the list's degrees: the experts' ranks
     double bound, computing, needed[4];
 } FitPipeline;
 typedef struct {
@@ -285,7 +321,15 @@ typedef struct {
     int64_t count, capacity;
     int *ranks, *scratch; // buffers of plan_place()
     PlanCosts costs;
+    PlanModel *models; // [degrees of the search]
+    int degree;        // of task.model
 } FitPipelines;
+
+// Goes on with the model whose experts are on this number of ranks.
+static inline void fit_take_degree(FitPipelines *l, int degree) {
+    l->degree = degree;
+    l->task.model = &l->models[degree];
+}
 
 // Computes a plan's costs. Returns the bound of its time.
 static inline double fit_bound(FitPipelines *l, const StagePlan *q) {
@@ -337,7 +381,7 @@ static inline void fit_add_micro_batch(FitPipelines *l, StagePlan *q, FitWay w) 
         q->warmup = k % 4 == 1 ? WARMUP_B : WARMUP_A;
         w.warmup = q->warmup;
         if (!fit_allows_setting(l->fit, &w)) { continue; }
-        FitPipeline p = {.way = w, .plan = *q, .bound = fit_bound(l, q)};
+        FitPipeline p = {.way = w, .plan = *q, .degree = l->degree, .bound = fit_bound(l, q)};
         p.computing = fit_computing(l);
         fit_needs(l, q, p.needed);
         l->at = grow_array(FitPipeline, l->at, l->count, &l->capacity, "pipelines");
@@ -348,16 +392,16 @@ static inline void fit_add_micro_batch(FitPipelines *l, StagePlan *q, FitWay w) 
 static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
     const Fit *f = l->fit;
     const Options *o = &f->config->options;
-    FitWay w = {.partition = 1, .offload = OFFLOAD_NONE};
+    FitWay w = {.partition = 1, .offload = OFFLOAD_NONE, .expert_parallel = f->degree[l->degree]};
     size_t n = 0;
     for (int s = 0; s < q.stages; s++) {
         n += snprintf(w.pipeline + n, n < FIT_TEXT ? FIT_TEXT - n : 0, "%s%d:%d", s ? "," : "",
                       q.units[s], q.replicas[s]);
         q.policy[s] = PLACE_APPEND; // ranks in order, as --pipeline takes them
     }
-    if (q.stages < 2 || n >= FIT_TEXT) { return; }
+    if (q.stages < 2 || n >= FIT_TEXT || !plan_divides_experts(l->task.model, &q)) { return; }
     for (int64_t i = 0; i < l->count; i++) {
-        if (!strcmp(l->at[i].way.pipeline, w.pipeline)) { return; }
+        if (l->at[i].degree == l->degree && !strcmp(l->at[i].way.pipeline, w.pipeline)) { return; }
     }
     const int64_t samples = l->task.samples;
     const bool pinned = fit_pinned(f, OPTION_INDEX_micro_batch), many = samples > FIT_MICRO_BATCHES;
@@ -372,7 +416,7 @@ static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
 static inline void fit_list_pipelines(FitPipelines *l) {
     const Options *o = &l->fit->config->options;
     const PlanTask *t = &l->task;
-    if (fit_pinned(l->fit, OPTION_INDEX_pipeline)) {
+    if (options_gives_stages(o)) {
         Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
         StagePlan q = {.stages = placement.stages};
         for (int s = 0; s < q.stages; s++) {
@@ -406,6 +450,7 @@ static inline void fit_sort_pipelines(FitPipelines *l) {
     qsort(l->at, l->count, sizeof *l->at, fit_pipeline_order);
     for (; replayed < l->count && work < most_work; replayed++) {
         FitPipeline *p = &l->at[replayed];
+        fit_take_degree(l, p->degree);
         fit_bound(l, &p->plan);
         p->bound = plan_simulate(&p->plan, &l->costs);
         work += plan_simulated_batches(&p->plan, l->costs.micro_batches) * p->plan.stages;
@@ -433,28 +478,61 @@ static inline bool fit_try_pipeline(Fit *f, FitWay w, const void *pipeline) {
     const double *needed = ((const FitPipeline *)pipeline)->needed, about = 0.95;
     return f->actions < FIT_ACTIONS && about * needed[w.zero] <= f->memory && fit_try(f, &w);
 }
-// Tries pipelines, the most promising ones first.
-static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
-    const Options *o = &f->config->options;
-    const GptModel *m = &f->spec->model;
+// Returns the times of units with those in which a sample waits for rows of experts.
+static inline UnitTimes fit_times(const Fit *f, const FitWay *w, UnitTimes times) {
+    const int64_t many = 64; // samples, so that latency hardly counts
+    Config c = *f->config;
+    Machine unknown = f->machine;
+    FitWay one = *w;
+    double waits[2] = {0};
+    if (w->expert_parallel == 1) { return times; }
+    one.micro_batch = many;
+    c.samples = many * unknown.ranks->n;
+    Plan *p = fit_make(f, &one, &c, &unknown);
+    if (!p) { return times; }
+    p->machine = &f->machine;
+    predict_waits(p, &p->program, 0, waits);
+    const double blocks = (double)(many * p->model.config.layers);
+    times.row_s[UNIT_BLOCK][ACT_FORWARD] += waits[0] / blocks;
+    times.row_s[UNIT_BLOCK][ACT_BACKWARD_INPUT] += waits[1] / blocks;
+    fit_free(p, &c);
+    return times;
+}
+// Makes the model for the planner with experts on each number of ranks.
+static inline void fit_make_models(FitPipelines *l, const FitWay *one, const UnitTimes *times) {
+    const Fit *f = l->fit;
     const ExecutorShape shape = {.dtype = f->spec->dtype,
                                  .rows = 1,
-                                 .T = o->seq_len,
+                                 .T = f->config->options.seq_len,
                                  .logits = LOGITS_PLENTY,
                                  .limits = limits_of_one()};
-    PlanModel model = plan_model_of_run(m, &shape, times);
+    l->models = new_array(PlanModel, f->degrees, "pipelines");
+    for (int i = 0; i < f->degrees; i++) {
+        FitWay w = *one;
+        w.expert_parallel = f->degree[i];
+        const GptModel m = fit_spec(f, &w).model;
+        const UnitTimes waiting = fit_times(f, &w, *times);
+        l->models[i] = plan_model_of_run(&m, &shape, &waiting);
+    }
+}
+// Tries pipelines, the most promising ones first. one: a way with one stage.
+static inline void fit_try_pipelines(Fit *f, const FitWay *one, const UnitTimes *times) {
+    const Options *o = &f->config->options;
     FitPipelines l = {.fit = f,
                       .ranks = new_array(int, f->machine.ranks->n, "pipelines"),
                       .scratch = new_array(int, 2 * f->machine.cluster.nodes, "pipelines")};
-    l.task.model = &model;
+    fit_make_models(&l, one, times);
     l.task.cluster = f->machine.cluster;
     l.task.samples = f->config->samples;
     l.task.memory = INFINITY;
-    l.task.most_work = 1 << 19;
+    l.task.most_work = (1 << 19) / f->degrees;
     // unless a ZeRO stage is given, the one at which parameters and gradients stay
-    task_set_run(&l.task, &optimizers[o->optimizer], shape.dtype,
+    task_set_run(&l.task, &optimizers[o->optimizer], f->spec->dtype,
                  fit_pinned(f, OPTION_INDEX_zero) ? (int)o->zero : 1);
-    fit_list_pipelines(&l);
+    for (int i = 0; i < f->degrees; i++) {
+        fit_take_degree(&l, i);
+        fit_list_pipelines(&l);
+    }
     fit_sort_pipelines(&l);
     f->actions = 0;
     for (int64_t i = 0; i < l.count; i++) {
@@ -462,8 +540,8 @@ static inline void fit_try_pipelines(Fit *f, const UnitTimes *times) {
             fit_each_zero(f, l.at[i].way, true, fit_try_pipeline, &l.at[i]);
         }
     }
-    free_all(l.at, l.ranks, l.scratch);
-    plan_model_free(&model);
+    for (int i = 0; i < f->degrees; i++) { plan_model_free(&l.models[i]); }
+    free_all(l.at, l.ranks, l.scratch, l.models);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -505,78 +583,40 @@ static inline const char *fit_remedy(const Plan *p, const ModelSpec *spec, doubl
     return "";
 }
 
+// Do all groups of N neighbours lie alike on the nodes? Then one stands for all.
+static inline bool fit_lies_alike(const Cluster *c, int64_t N) {
+    bool inside = true;
+    for (int p = 0; p < c->parts; p++) { inside = inside && c->part[p].ranks % N == 0; }
+    return inside || (cluster_is_even(c) && N % c->ranks == 0);
+}
+// Finds on how many ranks experts may be.
+static inline void fit_find_degrees(Fit *f) {
+    const Options *o = &f->config->options;
+    const int64_t experts = f->spec->model.config.experts, ranks = f->machine.ranks->n;
+    const bool given = fit_pinned(f, OPTION_INDEX_expert_parallel),
+               // what ranks with a part of the experts do not do (huggingface.h, plan_check_parts)
+        whole = !experts || *o->export_file || options_generates(o, &f->config->given);
+    f->degrees = 1;
+    f->degree[0] = given ? o->expert_parallel : 1;
+    for (int64_t N = 2; N <= ranks && f->degrees < FIT_DEGREES && !given && !whole; N++) {
+        if (experts % N == 0 && ranks % N == 0 && fit_lies_alike(&f->machine.cluster, N)) {
+            f->degree[f->degrees++] = N;
+        }
+    }
+}
 static inline void fit_search(Fit *f, const UnitTimes *times) {
     const Options *o = &f->config->options;
-    const FitWay one = {.partition = 1, .schedule = PIPELINE_DAPPLE, .pipeline = "1"};
-    const bool alone = share_is(f->spec->model.share) || // blocks of several stages would share
-                       gpt_expert_ranks(&f->spec->model.config) > 1; // fit_exchanges()
-    if (!options_pipelined(o)) { fit_each_zero(f, one, false, fit_try_micro_batches, NULL); }
-    if (f->machine.ranks->n > 1 && !alone &&
-        (options_pipelined(o) || !fit_pinned(f, OPTION_INDEX_pipeline))) {
-        fit_try_pipelines(f, times);
+    FitWay one = {.partition = 1, .schedule = PIPELINE_DAPPLE, .pipeline = "1"};
+    const bool stages = options_gives_stages(o),     // --pipeline 1 gives one
+        only_one = share_is(f->spec->model.share) || // blocks of several stages would share
+                   (!stages && !options_plans(o) && fit_pinned(f, OPTION_INDEX_pipeline));
+    fit_find_degrees(f);
+    for (int i = f->degrees - 1; i >= 0 && !stages; i--) {
+        one.expert_parallel = f->degree[i];
+        fit_each_zero(f, one, false, fit_try_micro_batches, NULL);
     }
+    if (f->machine.ranks->n > 1 && !only_one) { fit_try_pipelines(f, &one, times); }
 }
-static inline Forecast fit_forecast(const Fit *f, const FitResult *r) {
-    const int64_t T = f->config->options.seq_len;
-    const StepWork work = step_work(&f->spec->model, f->config->samples, T,
-                                    f->machine.rates.peak_flops_per_s, f->machine.ranks->n);
-    return forecast_make(work, r->step_s, r->device, f->memory);
-}
-// Writes what is reported of a way to run: FIT_SENT rows, and what a rank sends.
-enum { FIT_SENT = 5, FIT_FIGURES = FIT_SENT + LINK_KINDS };
-typedef struct {
-    Figure row[FIT_FIGURES];
-} FitFigures;
-static inline FitFigures fit_figures(const Fit *f, const FitResult *r) {
-    const Forecast forecast = fit_forecast(f, r);
-    const FitFigures figures = {{
-        {"step_ms=%10T", 1e3 * r->step_s},
-        {"tokens_per_s= %8C", forecast.tokens_per_s},
-        {"mfu= %7Q", forecast.mfu},
-        {"memory= %6.1G GiB", rint(r->device)},
-        {"host", rint(r->host)},
-        {"intra= %10.2G GiB", (double)r->sent[LINK_INTRA]},
-        {"inter= %10.2G GiB", (double)r->sent[LINK_INTER]},
-    }};
-    return figures;
-}
-static inline void fit_print_json(const Fit *f) {
-    const int64_t T = f->config->options.seq_len;
-    TextBuffer t = {};
-    text_add(&t, "{\"tried\":%d,\"seq_len\":%" PRId64 ",\"batch_tokens\":%" PRId64 ",\"best\":[",
-             f->tried, T, f->config->samples * T);
-    for (int i = 0; i < f->found; i++) {
-        const FitResult *r = &f->best[i];
-        char flags[2 * FIT_TEXT];
-        const FitFigures figures = fit_figures(f, r);
-        fit_text(f, &r->way, flags, sizeof flags);
-        text_add(&t, "%s{\"flags\":\"%s\",\"fits\":%s", i ? "," : "", flags,
-                 r->device <= f->memory ? "true" : "false");
-        json_add_figures(&t, figures.row, FIT_SENT);
-        text_add(&t, ",\"traffic\":{");
-        json_add_figures(&t, figures.row + FIT_SENT, LINK_KINDS);
-        text_add(&t, "}}");
-    }
-    printf("%s]}\n", t.text);
-    free(t.text);
-}
-static inline void fit_print(const Fit *f) {
-    const Options *o = &f->config->options;
-    sizes_print(f->config, f->config->samples * o->seq_len);
-    printf("fit        %d ways to run were planned; the fastest that fit:\n", f->tried);
-    printf("      step   tokens/s    MFU   memory     sent in a node, between nodes   flags\n");
-    for (int i = 0; i < f->found; i++) {
-        char flags[2 * FIT_TEXT];
-        const FitFigures figures = fit_figures(f, &f->best[i]);
-        fit_text(f, &f->best[i].way, flags, sizeof flags);
-        print_figures(stdout, figures.row, FIT_FIGURES);
-        printf("       %s\n", flags);
-    }
-    const Forecast forecast = fit_forecast(f, &f->best[0]);
-    print_gpu(stdout, &f->machine.cluster);
-    print_forecast(stdout, &forecast, (double)o->steps * f->config->samples * o->seq_len, "");
-}
-
 // Describes the ranks that there are as a cluster: their links and rates, as measured. All ranks
 // call it and get what rank 0 measures.
 static inline Cluster fit_cluster_here(Comm *comm, Stream *stream, DType dtype) {
@@ -596,15 +636,18 @@ static inline Cluster fit_cluster_here(Comm *comm, Stream *stream, DType dtype) 
     comm_broadcast(comm, &c, sizeof c, 0);
     return c;
 }
+// Prints the answer of a search.
+typedef void (*FitPrint)(const Fit *f);
 // Chooses the flags of a run on the machine's cluster, or on the ranks that there are, prints the
 // best ones, and writes the best into the options. All ranks call it. Ends the program
 // (EXIT_RESOURCES) if none fits.
 static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *spec, Comm *comm,
-                           Stream *stream) {
+                           Stream *stream, FitPrint print) {
     static FitWay chosen; // the options point to its text
     Options *o = &c->options;
     Fit f = {.config = c, .spec = spec, .machine = *machine};
     Rates measured = {};
+    const GptModel whole = gpt_model_divided(&spec->model, 1, 0); // all experts on each rank
     const bool here = !machine->cluster.nodes;
     if (here) {
         f.machine.cluster = fit_cluster_here(comm, stream, spec->dtype);
@@ -615,7 +658,7 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
                                      .units = units_range(0, spec->model.units),
                                      .limits = limits_of_one()};
         double *slowness = new_array(double, comm->ranks, "speeds of ranks");
-        times_measured_here(&spec->model, &shape, &measured, comm, stream, slowness);
+        times_measured_here(&whole, &shape, &measured, comm, stream, slowness);
         free(slowness);
     }
     Group ranks = cluster_group(&f.machine.cluster);
@@ -624,19 +667,24 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
     f.machine.rates.units = measured.units;
     f.memory = planner_memory(&f.machine.cluster, o);
     f.host = option_size("host-memory", o->host_memory);
-    f.offloads = f.machine.cluster.link > 0 && f.machine.cluster.host > 0;
+    f.offloads = f.machine.cluster.link > 0 && f.machine.cluster.host > 0 && o->fit;
     const double rows = 1 << 20; // no micro-step computes faster
     const UnitTimes times =
         here ? measured.units
-             : unit_times_of_rates(&spec->model, &f.machine.rates, rows, (double)o->seq_len);
+             : unit_times_of_rates(&whole, &f.machine.rates, rows, (double)o->seq_len);
+    f.one_rank_s = (double)c->samples * unit_times_all(&whole, &times);
     if (comm->rank == 0) { fit_search(&f, &times); }
     comm_broadcast(comm, &f.found, sizeof f.found, 0);
     if (!f.found) {
         die(EXIT_RESOURCES, "give more ranks, a smaller model, --seq-len or --batch-tokens",
-            "--fit: no way to run fits into %.1f GiB of a rank", gibibytes(f.memory));
+            "%s: no way to run fits into %.1f GiB of a rank",
+            o->fit    ? "--fit"
+            : o->plan ? "--plan"
+                      : "--pipeline auto",
+            gibibytes(f.memory));
     }
     comm_broadcast(comm, &f.best[0].way, sizeof chosen, 0);
-    if (comm->rank == 0) { (o->json ? fit_print_json : fit_print)(&f); }
+    if (comm->rank == 0) { print(&f); }
     chosen = f.best[0].way;
     fit_apply(&chosen, c->samples * o->seq_len, o);
     group_free(&ranks);

@@ -158,6 +158,31 @@ static inline double plan_parameters(const PlanModel *m, int first, int end) {
     return (m->parameters[end] - m->parameters[first]) / sizeof(float);
 }
 
+// Returns how many of the blocks from unit `first` to the one before `end` there are.
+static inline int plan_blocks(const PlanModel *m, int first, int end) {
+    return (int)max_i64(0, min_i64(end, m->units - 1) - max_i64(first, 1));
+}
+// Returns the parameters of their experts that other ranks have.
+static inline double plan_elsewhere(const PlanModel *m, int first, int end) {
+    return m->expert_ranks
+               ? (m->expert_ranks - 1) * m->experts / sizeof(float) * plan_blocks(m, first, end)
+               : 0;
+}
+// Returns the bytes of gradients that the n ranks of a stage sum: all but those of experts that
+// only one of them has.
+static inline double plan_summed_bytes(const PlanModel *m, int first, int end, int n) {
+    return m->parameters[end] - m->parameters[first] -
+           (m->expert_ranks == n ? m->experts * plan_blocks(m, first, end) : 0);
+}
+// Can stages have so many ranks? Experts are divided over each expert_ranks of a stage.
+static inline bool plan_divides_experts(const PlanModel *m, const StagePlan *p) {
+    bool divides = true;
+    for (int s = 0; s < p->stages && m->expert_ranks; s++) {
+        divides = divides && p->replicas[s] % m->expert_ranks == 0;
+    }
+    return divides;
+}
+
 // Returns the i-th number of replicas to try for a part of n replicas: all if n is small; otherwise
 // the smallest, whole nodes, and those that leave the smallest rest. 0: no more.
 static inline int split_choice(int n, int node, int i) {
@@ -330,7 +355,7 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, con
         // The n units up to u that are alike: the all-reduce that ends last waits for the first of
         // them, or for the last, or for those before.
         n = u + 1 - (int)max_i64(first, m->alike[u]);
-        const double bytes = m->parameters[u + 1] - m->parameters[u],
+        const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n),
                      one = rows * (m->backward[u + 1] - m->backward[u] +
                                    (recompute ? m->forward[u + 1] - m->forward[u] : 0)),
                      message = bytes > 0 ? per_byte * bytes + latency : 0;
@@ -362,7 +387,8 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, in
                      p->kind == PIPELINE_ZERO_BUBBLE ? m->waiting[end] - m->waiting[first] : 0;
     const double shared = first == 0 && end == m->units ? m->tied : 0,
                  parameters = plan_parameters(m, first, end) - shared,
-                 states = parameters * (t->whole + t->divided / replicas),
+                 states = parameters * (t->whole + t->divided / replicas) +
+                          plan_elsewhere(m, first, end) * t->divided / replicas,
                  fixed = states + rows * again, each = rows * (left + inputs + waiting);
     *bytes = fixed + in_flight * each;
     return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
@@ -410,7 +436,8 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
     const double lost = 1 - t->cluster.overlap, bytes_per_s = t->cluster.memory * 1e9;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
-                     elements = plan_parameters(m, first, first + p->units[s]);
+                     elements = plan_parameters(m, first, first + p->units[s]) +
+                                plan_elsewhere(m, first, first + p->units[s]);
         c->forward[s] += lost / 2 * (before + c->send[s]);
         c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
         c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);
@@ -439,7 +466,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         c->weight[s] =
             p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
         c->reduce[s] = plan_all_reduce_s(&t->cluster, &here, t->own_sums,
-                                         m->parameters[end] - m->parameters[first]);
+                                         plan_summed_bytes(m, first, end, here.n));
         c->reduce_late[s] = plan_reduce_late(t, first, end, &here, rows, p->recompute);
         c->send[s] = c->send_back[s] = 0;
         if (s + 1 < p->stages) {

@@ -130,8 +130,9 @@ static inline double planner_limit(const Planner *p, const StagePlan *plan) {
     return worst < p->found ? fmin(limit, p->beam[worst].step_s) : limit;
 }
 
-// Computes a plan's ranks and costs. Returns false if it does not fit the memory.
+// Computes a plan's ranks and costs. Returns false if it does not fit the memory, or the experts.
 static inline bool planner_look(Planner *p, const StagePlan *plan) {
+    if (!plan_divides_experts(p->task->model, plan)) { return false; }
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
@@ -182,11 +183,11 @@ static inline void planner_run(Planner *p) {
 }
 
 // Returns how many placement policies to try: one if all choices are the same, because the nodes do
-// not matter; all but the last if all nodes are alike.
+// not matter, and where neighbours share experts; all but the last if all nodes are alike.
 static inline int planner_policies(const Planner *p) {
     const Cluster *c = &p->task->cluster;
     const bool even = cluster_is_even(c) && cluster_is_alike(c);
-    if (c->nodes == 1 || (even && c->ranks == 1)) { return 1; }
+    if (c->nodes == 1 || (even && c->ranks == 1) || p->task->model->expert_ranks) { return 1; }
     return even ? PLACE_LAST : PLACE_POLICIES;
 }
 // Adds a plan with each placement policy of stage s. The ranks of s and of later stages follow from

@@ -28,7 +28,11 @@ typedef struct {
     double *cut;
     // [units] the first unit of a row, up to this one, that have the same times and parameters
     int *alike;
-    double tied;    // parameters that the first and the last unit share
+    double tied; // parameters that the first and the last unit share
+    // of each unit but the first and last one: bytes of the gradients of experts that only every
+    // expert_ranks-th rank of a stage has, which are among `parameters`; 0 ranks: no such experts
+    double experts;
+    int expert_ranks;
     double last[3]; // times and parameters of the unit that was added last
 } PlanModel;
 

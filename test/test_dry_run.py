@@ -317,9 +317,11 @@ class Parts(unittest.TestCase):
     """Replicas of a pipeline that do the same beside each other: one of them is planned."""
 
     MODEL = ["--model", "layers=6,heads=4,channels=256,vocab=512", "--seq-len", 64]
+    EXPERTS = ["--model", "arch=llama,layers=6,heads=4,channels=256,vocab=512,experts=8"]
 
     def test_as_if_each_were_planned(self):
-        """Each is, where nodes have different numbers of ranks. Here their links are as fast."""
+        """Each is, where nodes have different numbers of ranks. Here their links are as fast. Rows
+        of experts cross parts."""
         one, each = "1x8,intra=5", "1x3+1x5,intra=5,inter=25"
         for words in (
             ["--pipeline", 2],
@@ -327,8 +329,11 @@ class Parts(unittest.TestCase):
             ["--pipeline", "3:4,3:2,2:2", "--zero", 2, "--recompute", "block"],
             ["--pipeline", "4:2,4:6", "--zero", 3, "--micro-batch", 12],
             ["--pipeline", 2, "--pipeline-schedule", "zero-bubble", "--batch-tokens", 40 * 64],
+            [*self.EXPERTS, "--pipeline", "4:2,4:6", "--expert-parallel", 2],
+            [*self.EXPERTS, "--pipeline", 2, "--expert-parallel", 4, "--zero", 2],
         ):
-            words = [*self.MODEL, "--micro-batch", 8, "--batch-tokens", 96 * 64, *words]
+            model = [] if words[:2] == self.EXPERTS else self.MODEL[:2]
+            words = [*model, *self.MODEL[2:], "--micro-batch", 8, "--batch-tokens", 96 * 64, *words]
             rates = ",tflops=1,memory=100"
             found = [predict(*words, cluster=text + rates)["predicted"] for text in (one, each)]
             for name in ("device", "activations", "buffers"):
@@ -346,6 +351,57 @@ class Parts(unittest.TestCase):
         done = run(*words, *cluster, address_space=1 << 33)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["ranks"], 1 << 14)
+
+
+class Experts(unittest.TestCase):
+    """Ranks that exchange rows of experts."""
+
+    def predicted(self, *words, **rates):
+        model = "arch=llama,layers=4,heads=4,channels=256,vocab=512,experts=8,expert_ffn=512"
+        free = dict(intra=1e6, tflops=1e6, memory=1e6)
+        cluster = ",".join(f"{name}={value}" for name, value in {**free, **rates}.items())
+        words = ["--model", model, "--seq-len", 64, "--micro-batch", 2, "--dtype", "bf16", *words]
+        words += ["--expert-parallel", 4]
+        return predict(*words, cluster=f"1x4,{cluster}")["predicted"]
+
+    def test_uneven_loads(self):
+        """The busiest rank has B times as many rows, which travel and are computed B times as
+        long; all others wait for it. Without --moe-buffer, B is the most that there can be."""
+        even = self.predicted("--moe-buffer", 1, intra=1, tflops=1)
+        self.assertEqual((even["uneven"], even["uneven_step_ms"]), (1, even["step_ms"]))
+        self.assertEqual(even["uneven_all_to_all_ms"], even["all_to_all_ms"])
+        self.assertEqual(self.predicted("--moe-buffer", 0.5)["uneven"], 1)
+        self.assertEqual(self.predicted()["uneven"], 4)
+        for words in ([], ["--recompute", "block"]):
+            found = self.predicted("--moe-buffer", 2, *words, intra=1)
+            sent = found["traffic"]["intra"]["all_to_all"] / 1e6
+            self.assertEqual(found["uneven"], 2)
+            self.assertAlmostEqual(found["all_to_all_ms"] / sent, 1, delta=1e-6)
+            self.assertAlmostEqual(found["uneven_all_to_all_ms"] / sent, 2, delta=1e-6)
+            longer = found["uneven_step_ms"] - found["step_ms"]
+            self.assertAlmostEqual(longer / sent, 1, delta=0.01, msg=words)
+        # 128 tokens of a rank, two choices, three matrices, of 4 blocks forward and twice back
+        found = self.predicted("--moe-buffer", 2, tflops=1)
+        flops = 3 * 4 * 128 * 2 * 3 * 2 * 256 * 512
+        longer = found["uneven_step_ms"] - found["step_ms"]
+        self.assertAlmostEqual(longer / (1e3 * flops / 1e12), 1, delta=0.01)
+
+    def test_each_rank_needs_samples(self):
+        """Of a cluster, too, whose ranks are not all planned: in each micro-batch."""
+        for tokens, words, accepted in (
+            (8, [], True),
+            (6, [], False),  # 2, 1, 2, 1 samples, in two micro-batches
+            (6, ["--micro-batch", 2], True),
+            (12, ["--pipeline", 2, "--micro-batch", 4], True),
+            (13, ["--pipeline", 2, "--micro-batch", 4], False),
+            (14, ["--pipeline", 2, "--micro-batch", 4], True),
+        ):
+            model = "arch=llama,layers=2,heads=2,channels=16,vocab=64,experts=4"
+            flags = ["--model", model, "--seq-len", 8, "--batch-tokens", 8 * tokens]
+            flags += ["--micro-batch", 1, "--expert-parallel", 2, "--dtype", "fp32"]
+            done = run(*flags, *words, "--cluster", "1x4,intra=1,tflops=1,memory=1")
+            self.assertEqual(done.returncode, 0 if accepted else EXIT_INPUT, (tokens, words))
+            self.assertEqual("samples of its own" in done.stderr, not accepted, done.stderr)
 
 
 class Here(unittest.TestCase):

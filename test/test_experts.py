@@ -110,6 +110,14 @@ class Layouts(harness.TestCase):
             cases += [dict(ranks=n, micro_batch=1, expert_parallel=n) for n in (2, 4)]
             self.same(dict(train=tokens, model=model), cases, name)
 
+    def test_stages_that_are_chosen(self):
+        """--pipeline auto, with experts on a number of ranks that is chosen, too."""
+        tokens = shard([i * i % 101 for i in range(300)])
+        cases = [dict(ranks=1, micro_batch=4)]
+        cases += [dict(ranks=n, pipeline="auto", moe_balance="bias") for n in (2, 4)]
+        cases[0].update(moe_balance="bias")
+        self.same(dict(train=tokens, model=MODELS[0]), cases, "auto")
+
     def test_switch_loss(self):
         """With a pass before the step and without one, the traffic of which is counted
         (Job.check_end): where each rank has one micro-batch none is needed."""

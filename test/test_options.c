@@ -754,11 +754,7 @@ static const char *const clashes[][3] = {
     {"--moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
     {"--moe-balance bias --moe-aux-coefficient 0.1", "moe-aux-coefficient", "moe-balance"},
     {"--moe-buffer 2", "moe-buffer", "expert-parallel"},
-    {"--expert-parallel 2 --fit --pipeline 2", "expert-parallel", "fit"},
-    {"--expert-parallel 2 --plan", "expert-parallel", "plan"},
-    {"--expert-parallel 2 --pipeline auto", "expert-parallel", "plan"},
     {"--moe-balance aux --cyclic v1", "moe-balance", "cyclic"},
-    {"--moe-balance aux --plan", "moe-balance", "plan"},
     {"--moe-balance bias --dp-noise 1", "moe-balance", "dp-noise"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };

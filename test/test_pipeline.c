@@ -521,6 +521,50 @@ static void test_unequal_replicas(void **state) {
     placement_free(&plan.placement);
     program_free(&p);
 }
+// pipeline_feeds_all() says what the schedules are: has each pass over a block samples?
+static void test_who_has_samples(void **state) {
+    (void)state;
+    uint64_t draw = test_seed(1);
+    int fed = 0;
+    for (int i = 0; i < 400; i++) {
+        const int stages = 1 + (int)(mix64(draw++) % 3), layers = 4;
+        const int64_t samples = 1 + (int64_t)(mix64(draw++) % 20),
+                      rows = 1 + (int64_t)(mix64(draw++) % (uint64_t)samples);
+        int units[3], replicas[3], ranks = stages + (int)(mix64(draw++) % 5);
+        char text[100] = "";
+        size_t at = 0;
+        while (!composition(layers + 2, stages, (int)(mix64(draw++) % 10), units)) {}
+        while (!composition(ranks, stages, (int)(mix64(draw++) % 20), replicas)) {}
+        for (int s = 0; s < stages; s++) {
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%d:%d", s ? "," : "", units[s],
+                                   replicas[s]);
+        }
+        const PipelinePlan plan = plan_of(text, layers + 2, ranks, PIPELINE_DAPPLE, WARMUP_A, rows,
+                                          (int)ceil_div(samples, rows));
+        Program p = empty_program(&plan.placement, layers, ranks, &plain);
+        if (stages > 1) {
+            schedule_pipeline(&p, &plan, samples, true);
+        } else {
+            schedule_sequential(&p, samples, ceil_div(rows, ranks), true);
+        }
+        bool all = true;
+        for (int r = 0; r < ranks; r++) {
+            for (int k = 0; k < p.rank[r].count; k++) {
+                const Action *a = &p.rank[r].actions[k];
+                const bool block = a->unit > 0 && a->unit <= layers;
+                all = all && (a->kind != ACT_FORWARD || !block || a->rows > 0);
+            }
+        }
+        if (pipeline_feeds_all(&plan, samples) != all) {
+            fail_msg("%s: %d samples in micro-batches of %d", text, (int)samples, (int)rows);
+        }
+        fed += all;
+        Placement placement = plan.placement;
+        placement_free(&placement);
+        program_free(&p);
+    }
+    assert_true(fed > 40 && fed < 360);
+}
 // Live micro-batches of DAPPLE do not grow with the number of micro-batches, and any order of ranks
 // serves.
 static void test_live_is_constant(void **state) {
@@ -869,6 +913,7 @@ int main(void) {
         cmocka_unit_test(test_all_plans),
         cmocka_unit_test(test_clipped_plans),
         cmocka_unit_test(test_unequal_replicas),
+        cmocka_unit_test(test_who_has_samples),
         cmocka_unit_test(test_live_is_constant),
         cmocka_unit_test(test_a_gap_is_refused),
         cmocka_unit_test(test_evaluation),

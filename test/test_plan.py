@@ -212,6 +212,126 @@ class Plan(unittest.TestCase):
             self.assertIn(word, run.stderr)
 
 
+class Experts(unittest.TestCase):
+    """--plan of models with experts: on how many ranks they are is among the choices."""
+
+    RATES = "intra=50,inter=5,tflops=1,half=50,memory=100,latency=10"
+
+    def ask(self, *words):
+        done = subprocess.run(
+            list(map(str, [BINARY, *words])),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, (words, done.stderr))
+        return done.stdout
+
+    def check_way(self, one, words, ranks, samples):
+        """The flags of a way give what was said of it."""
+        flags, said = shlex.split(one["flags"]), one["predicted"]
+        found = json.loads(self.ask(*words, "--dry-run", "--json", *flags))["predicted"]
+        for key in ("step_ms", "tokens_per_s", "tflops", "mfu", "fits", "all_to_all_ms", "uneven"):
+            self.assertEqual(said.get(key), found.get(key), (key, one))
+        self.assertEqual(said.get("uneven_step_ms"), found.get("uneven_step_ms"), one)
+        self.assertEqual(said["memory"][0], found["memory"]["device"], one)
+        self.assertTrue(said["fits"] and 0 <= said["bubble"] < 1, one)
+        numbers = [rank for stage in one["stages"] for rank in stage["ranks"]]
+        self.assertEqual(numbers, list(range(ranks)))
+        self.assertGreaterEqual(one["micro_batch"] * one["micro_batches"], samples)
+        for stage in one["stages"]:
+            self.assertEqual(stage["replicas"] % one["expert_parallel"], 0, one)
+        for key in ("zero", "expert_parallel"):
+            self.assertEqual(flags[flags.index("--" + key.replace("_", "-")) + 1], str(one[key]))
+
+    def test_flags_to_type(self):
+        """Drawn models and clusters. Each forecast is that of --dry-run, to the last digit."""
+        random, kinds = Random(f"{SEED} experts"), set()
+        for share, given in (  # of what one stage takes where each rank has all experts
+            (3, ["--pipeline", 1, "--expert-parallel", 4]),
+            (0.6, []),
+            (0.9, ["--pipeline", 2, "--expert-parallel", 2]),
+        ):
+            nodes, ranks = random.choice(((1, 4), (2, 4), (1, 8)))
+            model = f"arch={random.choice(('llama', 'qwen3'))},layers={random.randint(3, 5)},"
+            model += "heads=4,channels=128,vocab=512,experts=8,expert_ffn=192,"
+            model += f"top_k={random.randint(1, 2)}"
+            words = ["--model", model, "--seq-len", 64, "--batch-tokens", 64 * 32]
+            cluster = f"{nodes}x{ranks},{self.RATES}"
+            words += ["--dtype", "bf16"]
+            plain = [*words, "--micro-batch", 1, "--cluster", cluster, "--dry-run", "--json"]
+            device = json.loads(self.ask(*plain))["predicted"]["memory"]["device"]
+            words += ["--cluster", f"{cluster},capacity={share * device / 2**30}"]
+            words += random.choice(([], ["--moe-buffer", 1.25], ["--moe-balance", "aux"]))
+            words += random.choice(([], ["--zero", random.randrange(1, 4)]))
+            answer = json.loads(self.ask(*words, *given, "--plan", "--json"))
+            times = [one["predicted"]["step_ms"] for one in (answer, *answer["alternatives"])]
+            self.assertEqual(times, sorted(times))
+            for one in (answer, *answer["alternatives"]):
+                self.check_way(one, words, nodes * ranks, 32)
+                kinds.add((len(one["stages"]) > 1, one["expert_parallel"] > 1))
+            text = self.ask(*words, *given, "--plan")
+            self.assertIn(f"\nflags      {answer['flags']}\n", text)
+            waits = "of a step for rows, if loads are even" in " ".join(text.split())
+            self.assertEqual(waits, answer["expert_parallel"] > 1)
+        self.assertTrue({(True, True), (False, True)} <= kinds, kinds)
+
+    def test_given(self):
+        """Flags that are given stay as they are."""
+        words = ["--model", "arch=llama,layers=4,heads=4,channels=64,vocab=512,experts=4"]
+        words += ["--seq-len", 64, "--batch-tokens", 64 * 16, "--dtype", "bf16", "--plan", "--json"]
+        words += ["--cluster", f"1x4,{self.RATES}"]
+        for given in (
+            {"--pipeline": "2:2,4:2", "--expert-parallel": 2},
+            {"--pipeline": 2, "--zero": 3, "--pipeline-schedule": "gpipe"},
+            {"--expert-parallel": 4, "--micro-batch": 2},
+            {"--pipeline": 1, "--expert-parallel": 1},
+        ):
+            flags = [word for pair in given.items() for word in pair]
+            answer = json.loads(self.ask(*words, *flags))
+            for one in (answer, *answer["alternatives"]):
+                stages = [(stage["units"], stage["replicas"]) for stage in one["stages"]]
+                spec = {1: [(6, 4)], 2: [(3, 2), (3, 2)], "2:2,4:2": [(2, 2), (4, 2)]}
+                self.assertIn(stages, [spec.get(given.get("--pipeline"), stages)])
+                for key in ("expert_parallel", "zero"):
+                    self.assertIn(one[key], [given.get("--" + key.replace("_", "-"), one[key])])
+                self.assertIn(one["schedule"], [given.get("--pipeline-schedule", one["schedule"])])
+
+    def test_refused(self):
+        small = ["--seq-len", 64, "--batch-tokens", 1024, "--cluster", f"1x4,{self.RATES}"]
+        experts = "arch=llama,layers=2,heads=4,channels=64,vocab=512,experts=4"
+        for model, words, status, name in (
+            (experts, ["--expert-parallel", 3], 2, "--expert-parallel 3"),
+            (experts + ",top_k=1", ["--optimizer", "muon"], 2, "--optimizer muon"),
+            (experts, ["--zero", 3, "--zero-quantized-weights"], 2, "--zero-quantized-weights"),
+            (experts, ["--device-memory", "1M"], 3, "--plan: no way to run fits"),
+            (experts, ["--offload", "all"], 2, "--offload"),
+            ("d12", ["--expert-parallel", 2], 2, "no experts"),
+            ("d12", ["--moe-balance", "aux"], 2, "no experts"),
+        ):
+            command = [BINARY, "--plan", "--model", model, *small, *words]
+            done = harness.output_of(*map(str, command), text=True, env=environment())
+            self.assertEqual(done.returncode, status, (words, done.stderr))
+            self.assertIn(name, done.stderr)
+
+    @unittest.skipUnless(harness.ALL, "TEST_ALL=1: some seconds each")
+    def test_presets(self):
+        """Published mixtures, on clusters that they fit."""
+        for model, shape, more in (
+            ("mixtral:8x7B", "4x8,gpu=h100", []),
+            ("qwen3:30B-A3B", "2x8,gpu=h100", ["--moe-buffer", 1.25]),
+            ("m6:10T", "512x8,gpu=h100", ["--moe-buffer", 1.25, "--seq-len", 512]),
+        ):
+            words = ["--model", model, "--dtype", "bf16", "--cluster", shape, *more]
+            answer = json.loads(self.ask(*words, "--plan", "--json"))
+            flags = shlex.split(answer["flags"])
+            found = json.loads(self.ask(*words, "--dry-run", "--json", *flags))["predicted"]
+            self.assertEqual(found["step_ms"], answer["predicted"]["step_ms"])
+            self.assertGreater(answer["expert_parallel"], 1)
+
+
 class OtherPlanners(unittest.TestCase):
     """scripts/papers/dapple_planners.py."""
 

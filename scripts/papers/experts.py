@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    COUNTED, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, cluster, data_flags, equal_quota,
-    folder_name, last, local_ranks, loss_curve, markdown, no_cluster, percent, rate_beyond,
+    COUNTED, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, data_flags, folder_name,
+    last, local_ranks, loss_curve, markdown, no_cluster, percent, rate_beyond,
     sent_bytes, span, spread, step_ms, value_at, words,
 )  # fmt: skip
 
@@ -282,15 +282,15 @@ def equal_time(bench):
 # --------------------------------------------------------------------------------------------------
 # On an emulated cluster: experts live on two nodes
 
-SHAPE, LINK = f"{RANKS}x1", "200mbit"
+LINK = "200mbit"
 
 
 def on_cluster(bench):
-    missing = no_cluster(SHAPE, "--rate", LINK)
+    missing = no_cluster(f"{RANKS}x1", "--rate", LINK)
     if missing:
         return f"Cluster: left out: {missing}\n\n", []
     find_losses(bench)
-    start = cluster(SHAPE, "--rate", LINK, "--cpu", equal_quota(RANKS))
+    start = bench.on_cluster(RANKS, f"--rate {LINK}")
     steps, seed, every = bench.steps, bench.plan.seeds[0], max(1, bench.steps // 10)
     logs = {}
     for method in METHODS:
