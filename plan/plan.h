@@ -348,36 +348,35 @@ static inline void stage_stores_free(StageStores *s) {
     }
     free_all(s->of_rank, s->stores, s->seen);
 }
-// Returns the device memory of the rank that needs most of it.
-static inline double plan_most_bytes(const Plan *p) {
+// Returns the device memory of the rank that needs most of it. stages: of this plan.
+static inline double plan_most_bytes(const Plan *p, const StageStores *stages) {
     const Placement *placement = &p->pipeline.placement;
     size_t memory[MEMORY_KINDS];
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
     double most = (double)memory_device(memory);
-    if (placement->stages == 1) { return most; }
-    StageStores stages = stage_stores_make(p);
-    for (int i = 0; i < stages.stages; i++) {
+    for (int i = 0; i < stages->stages; i++) {
         const Stage *stage = &placement->stage[i];
         if (stage == p->stage) { continue; }
-        most = fmax(most, plan_stage_bytes(p, stage, &stages.stores[i]));
+        most = fmax(most, plan_stage_bytes(p, stage, &stages->stores[i]));
     }
-    stage_stores_free(&stages);
     return most;
 }
 // Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
-// each rank (busy) and the times of each action (times), if these are not NULL.
-static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
-    StageStores stages = stage_stores_make(p);
+// each rank (busy) and the times of each action (times), if these are not NULL. stages: of this
+// plan.
+static inline double predict_step(const Plan *p, const StageStores *stages, double *busy,
+                                  ActionTime **times) {
     Costs costs = {
         .program = &p->program,
         .model = &p->model,
         .shape = &p->shape,
-        .stores = stages.of_rank,
+        .stores = stages->of_rank,
         .rates = p->machine->rates,
         .T = (double)p->shape.T,
         .clip = p->shape.clip,
         .iterations = (double)p->config->options.muon_steps,
         .sent = new_array(SentMessages, 1, "prediction"),
+        .passes = new_array(KnownPasses, 1, "prediction"),
     };
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
     if (plan_looks_ahead(p)) {
@@ -386,15 +385,14 @@ static inline double predict_step(const Plan *p, double *busy, ActionTime **time
         for (int r = 0; r < p->program.ranks && busy; r++) { busy[r] += looks[r]; }
         free(looks);
     }
-    free(costs.sent);
-    stage_stores_free(&stages);
+    free_all(costs.sent, costs.passes);
     return step_s;
 }
 
 // -------------------------------------------------------------------------------------------------
 
-// Returns all that is predicted of a plan. The machine's rates must be known.
-static inline Prediction plan_predict(const Plan *p) {
+// Returns all that is predicted of a plan. The machine's rates must be known. stages: of this plan.
+static inline Prediction plan_predict(const Plan *p, const StageStores *stages) {
     const size_t block_bytes = executor_stash_bytes(&p->shape, &p->model);
     Prediction all = {};
     double *busy = new_array(double, p->program.ranks, "prediction");
@@ -411,7 +409,7 @@ static inline Prediction plan_predict(const Plan *p) {
     predict_traffic(p, all.traffic);
     all.most_rows = predict_most_rows(p, &p->program);
     if (plan_looks_ahead(p)) { all.most_rows += predict_most_rows(p, &p->evaluation); }
-    all.step_s = predict_step(p, busy, NULL);
+    all.step_s = predict_step(p, stages, busy, NULL);
     const int me = program_rank(&p->program, p->machine->ranks->me);
     all.idle = all.step_s > 0 ? 1 - busy[me] / all.step_s : 0;
     free(busy);

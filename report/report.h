@@ -157,7 +157,9 @@ static inline void print_traffic_sum(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // --show-schedule: prints the planned time of each action, and the action list.
 static inline void show_schedule(const Plan *p) {
     ActionTime **times = schedule_times(&p->program);
-    predict_step(p, NULL, times);
+    StageStores stages = stage_stores_make(p);
+    predict_step(p, &stages, NULL, times);
+    stage_stores_free(&stages);
     schedule_show_times(&p->program, times, "planned", p->config->options.trace);
     schedule_print(stdout, &p->program);
     if (cyclic_turns(&p->cyclic)) {
@@ -398,9 +400,11 @@ static inline StepWork plan_work(const Plan *p) {
 }
 // Returns what the step of a plan for --cluster means.
 static inline Forecast forecast_of_plan(const Plan *p) {
-    const Machine *m = p->machine;
-    return forecast_make(plan_work(p), p->predicted.step_s, plan_most_bytes(p),
-                         planner_memory(&m->cluster, &p->config->options));
+    StageStores stages = stage_stores_make(p);
+    const double most = plan_most_bytes(p, &stages);
+    stage_stores_free(&stages);
+    return forecast_make(plan_work(p), p->predicted.step_s, most,
+                         planner_memory(&p->machine->cluster, &p->config->options));
 }
 static inline void print_forecast_of_plan(const RunPlans *plans) {
     const Plan *p = plans->first;
