@@ -102,7 +102,7 @@ UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
 # Longest to compile first, so that none is left alone at the end.
 TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
     build/train_gpt_faulty build/train_gpt_touches build/train_gpt_alone build/train_gpt_sanitized \
-    build/train_gpt_planted \
+    build/train_gpt_planted build/planner_planted \
     build/test_ops_checked build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic \
     build/bench_kernels_emu build/bench_attention_emu build/test_comm_nccl build/test_emu \
     build/test_emu_checks build/jumping_clock.so build/encode_text build/test_mpi_alone \
@@ -331,6 +331,9 @@ build/train_gpt_planted: train_gpt.c $(HEADERS) test/planted_faults.py build/fla
 	rm -rf build/planted
 	python3 test/planted_faults.py build/planted
 	$(planted)
+# The planner's tests with the same faults in what they test.
+build/planner_planted: test/test_planner.c build/train_gpt_planted
+	$(subst build/planted/train_gpt.c,-I. $<,$(planted)) -lcmocka
 # With memory that an action does not touch made NaN, for test_layouts.py.
 build/train_gpt_touches: test/train_gpt_touches.c build/flags-c
 	$(c)

@@ -252,6 +252,9 @@ static inline int64_t first_not_finite(const float *x, int64_t n) {
 // Small arithmetic
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+// fmin and fmax, of numbers, without a call
+static inline double min_f64(double a, double b) { return a < b ? a : b; }
+static inline double max_f64(double a, double b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 

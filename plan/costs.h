@@ -77,6 +77,15 @@ static inline const int64_t *message_bytes(SentMessages *sent, const ZeroMessage
     return bytes;
 }
 
+// The seconds of passes that were computed before: units of a class take equally long for equally
+// many samples, unless these are clipped.
+typedef struct {
+    struct {
+        int64_t rows;
+        double seconds;
+    } last[UNIT_CLASSES][ACTION_KINDS];
+} KnownPasses;
+
 // Context of action_cost, for the simulator.
 typedef struct {
     const Program *program;
@@ -90,6 +99,7 @@ typedef struct {
     // rows of experts that the busiest rank of each group has beyond the mean, as a share of it
     double uneven;
     SentMessages *sent;
+    KnownPasses *passes;
 } Costs;
 static inline double slice_elements(const Costs *c, const StatePlan *store, int storage) {
     return (double)gpt_storage_elements(c->model, storage) / store->rows[storage].owners->all.n;
@@ -264,6 +274,17 @@ static inline double compute_seconds(const Costs *c, const Action *a) {
     }
     return seconds;
 }
+// Returns the same, as it was computed before.
+static inline double pass_seconds(const Costs *c, const Action *a) {
+    const UnitClass unit = gpt_unit_class(c->model, a->unit);
+    if (c->clip.on) { return compute_seconds(c, a); }
+    // at first 0 seconds of 0 rows
+    if (c->passes->last[unit][a->kind].rows != a->rows) {
+        c->passes->last[unit][a->kind].rows = a->rows;
+        c->passes->last[unit][a->kind].seconds = compute_seconds(c, a);
+    }
+    return c->passes->last[unit][a->kind].seconds;
+}
 // Returns the seconds of a sample in each kind of unit, in micro-steps of `rows` samples.
 static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rates, double rows,
                                             double T) {
@@ -316,7 +337,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     ActionCost cost = {0, 0};
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
-        cost.compute_s = slowness_of_rank(c, rank) * compute_seconds(c, a) / parts_of_pass(c, a);
+        cost.compute_s = slowness_of_rank(c, rank) * pass_seconds(c, a) / parts_of_pass(c, a);
         if (c->uneven > 0) { cost.compute_s *= uneven_pass(c, a); }
         return cost;
     }

@@ -350,32 +350,29 @@ static inline void stage_stores_free(StageStores *s) {
     }
     free_all(s->of_rank, s->stores, s->seen);
 }
-// Computes the device memory of a rank of each stage: bytes[stages].
-static inline void plan_stages_bytes(const Plan *p, double *bytes) {
+// Computes the device memory of a rank of each stage: bytes[stages]. stages: of this plan.
+static inline void plan_stages_bytes(const Plan *p, const StageStores *stages, double *bytes) {
     const Placement *placement = &p->pipeline.placement;
     size_t memory[MEMORY_KINDS];
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
     bytes[p->stage - placement->stage] = (double)memory_device(memory);
-    if (placement->stages == 1) { return; }
-    StageStores stages = stage_stores_make(p);
-    for (int i = 0; i < stages.stages; i++) {
+    for (int i = 0; i < stages->stages; i++) {
         const Stage *stage = &placement->stage[i];
         if (stage == p->stage) { continue; }
-        bytes[i] = plan_stage_bytes(p, stage, &stages.stores[i]);
+        bytes[i] = plan_stage_bytes(p, stage, &stages->stores[i]);
     }
-    stage_stores_free(&stages);
 }
 // Returns that of the rank that needs most of it.
-static inline double plan_most_bytes(const Plan *p) {
-    const int stages = p->pipeline.placement.stages;
-    double *bytes = new_array(double, stages, "prediction"), most = 0;
-    plan_stages_bytes(p, bytes);
-    for (int i = 0; i < stages; i++) { most = fmax(most, bytes[i]); }
+static inline double plan_most_bytes(const Plan *p, const StageStores *stages) {
+    const int count = p->pipeline.placement.stages;
+    double *bytes = new_array(double, count, "prediction"), most = 0;
+    plan_stages_bytes(p, stages, bytes);
+    for (int i = 0; i < count; i++) { most = max_f64(most, bytes[i]); }
     free(bytes);
     return most;
 }
-// Returns what the costs of a plan's actions follow from; the caller frees costs.sent. stores: of
-// the ranks of the program.
+// Returns what the costs of a plan's actions follow from; the caller frees costs.sent and
+// costs.passes. stores: of the ranks of the program.
 static inline Costs plan_costs_of(const Plan *p, const StatePlan **stores) {
     const Costs costs = {
         .program = &p->program,
@@ -387,15 +384,16 @@ static inline Costs plan_costs_of(const Plan *p, const StatePlan **stores) {
         .clip = p->shape.clip,
         .iterations = (double)p->config->options.muon_steps,
         .sent = new_array(SentMessages, 1, "prediction"),
+        .passes = new_array(KnownPasses, 1, "prediction"),
     };
     return costs;
 }
 // Returns the simulated time of a step that follows others, in seconds. Sets the computing time of
-// each rank (busy) and the times of each action (times), if these are not NULL. uneven: see Costs.
-static inline double predict_uneven_step(const Plan *p, double uneven, double *busy,
-                                         ActionTime **times) {
-    StageStores stages = stage_stores_make(p);
-    Costs costs = plan_costs_of(p, stages.of_rank);
+// each rank (busy) and the times of each action (times), if these are not NULL. stages: of this
+// plan. uneven: see Costs.
+static inline double predict_uneven_step(const Plan *p, const StageStores *stages, double uneven,
+                                         double *busy, ActionTime **times) {
+    Costs costs = plan_costs_of(p, stages->of_rank);
     costs.uneven = uneven;
     double step_s = schedule_simulate_times(&p->program, action_cost, &costs, busy, times);
     if (plan_looks_ahead(p)) {
@@ -404,13 +402,13 @@ static inline double predict_uneven_step(const Plan *p, double uneven, double *b
         for (int r = 0; r < p->program.ranks && busy; r++) { busy[r] += looks[r]; }
         free(looks);
     }
-    free(costs.sent);
-    stage_stores_free(&stages);
+    free_all(costs.sent, costs.passes);
     return step_s;
 }
 // The same, where the loads of experts are even.
-static inline double predict_step(const Plan *p, double *busy, ActionTime **times) {
-    return predict_uneven_step(p, 0, busy, times);
+static inline double predict_step(const Plan *p, const StageStores *stages, double *busy,
+                                  ActionTime **times) {
+    return predict_uneven_step(p, stages, 0, busy, times);
 }
 // Adds the seconds in which this rank waits for rows of experts in a program: forward (and again
 // where that is computed again), and back.
@@ -425,11 +423,11 @@ static inline void predict_waits(const Plan *p, const Program *program, double u
         const ActionCost cost = collectives_cost(&costs, &p->store, a);
         seconds[a->kind == ACT_EXCHANGE_BACK] += cost.compute_s + cost.message_s;
     }
-    free(costs.sent);
+    free_all(costs.sent, costs.passes);
 }
 // Returns how a step fares where loads of experts are even, and where they are as uneven as memory
 // is planned for.
-static inline UnevenStep predict_uneven(const Plan *p) {
+static inline UnevenStep predict_uneven(const Plan *p, const StageStores *stages) {
     const GptModel *m = &p->model;
     const double planned = (double)m->quantity[OF_ARRIVALS] / (double)gpt_choices(&m->config);
     UnevenStep step = {.most = fmax(1, planned)};
@@ -440,14 +438,14 @@ static inline UnevenStep predict_uneven(const Plan *p) {
         if (plan_looks_ahead(p)) { predict_waits(p, &p->evaluation, uneven, waits); }
         step.wait_s[k] = waits[0] + waits[1];
     }
-    step.most_s = predict_uneven_step(p, step.most - 1, NULL, NULL);
+    step.most_s = predict_uneven_step(p, stages, step.most - 1, NULL, NULL);
     return step;
 }
 
 // -------------------------------------------------------------------------------------------------
 
-// Returns all that is predicted of a plan. The machine's rates must be known.
-static inline Prediction plan_predict(const Plan *p) {
+// Returns all that is predicted of a plan. The machine's rates must be known. stages: of this plan.
+static inline Prediction plan_predict(const Plan *p, const StageStores *stages) {
     const size_t block_bytes = executor_stash_bytes(&p->shape, &p->model);
     Prediction all = {};
     double *busy = new_array(double, p->program.ranks, "prediction");
@@ -464,7 +462,7 @@ static inline Prediction plan_predict(const Plan *p) {
     predict_traffic(p, all.traffic);
     all.most_rows = predict_most_rows(p, &p->program);
     if (plan_looks_ahead(p)) { all.most_rows += predict_most_rows(p, &p->evaluation); }
-    all.step_s = predict_step(p, busy, NULL);
+    all.step_s = predict_step(p, stages, busy, NULL);
     const int me = program_rank(&p->program, p->machine->ranks->me);
     all.idle = all.step_s > 0 ? 1 - busy[me] / all.step_s : 0;
     free(busy);

@@ -328,7 +328,11 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     plan_clipping(p);
     plan_states(p);
     plan_schedules(p);
-    if (machine->rates.bytes_per_s > 0) { p->predicted = plan_predict(p); }
+    if (machine->rates.bytes_per_s > 0) {
+        StageStores stages = stage_stores_make(p);
+        p->predicted = plan_predict(p, &stages);
+        stage_stores_free(&stages);
+    }
     return p;
 }
 // Frees a plan, and the tables of its store, unless a run has taken these (run_open).

@@ -26,34 +26,54 @@ static inline void plan_slowness(const PlanTask *t, const StagePlan *p, double *
 }
 // These functions move the cuts between stages so that the busiest stage has as little to
 // do as possible, with the plan's replicas and micro-batch, such that one micro-batch in flight
-// fits the memory. stage_fits returns whether a stage takes at most `most` seconds and fits.
-static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int first, int end,
-                              double most) {
+// fits the memory. These two return whether a stage takes at most `most` seconds, and whether it
+// fits.
+static inline bool stage_is_fast(const PlanTask *t, const StagePlan *p, int s, int first, int end,
+                                 double most) {
     const PlanModel *m = t->model;
     const double rows = plan_rows(p->micro_batch, p->replicas[s]);
-    double bytes;
     return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <=
-               most &&
-           plan_stage_memory(t, p, first, end, p->replicas[s], 0, t->memory, &bytes) >= 1;
+           most;
 }
-// Gives each stage in order as many units as `most` seconds allow. Returns whether all fit.
-static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most) {
+static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int first, int end,
+                              double unused) {
+    double bytes;
+    (void)unused;
+    return plan_stage_memory(t, p, first, end, p->replicas[s], 0, t->memory, &bytes) >= 1;
+}
+// Returns the last end from `low` to `high` for which a stage is good; `low` if there is none.
+typedef bool (*StageGood)(const PlanTask *t, const StagePlan *p, int s, int first, int end,
+                          double most);
+static inline int stage_end(const PlanTask *t, const StagePlan *p, int s, int first, int low,
+                            int high, double most, StageGood good) {
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (good(t, p, s, first, middle, most)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+// Gives each stage in order as many units as `most` seconds and the memory allow. Returns whether
+// all fit. tries: the stages after one that does not are left as they are.
+static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slowness, double most,
+                             bool tries) {
     bool good = true;
-    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+    for (int s = 0, first = 0; s < p->stages && (good || !tries); first += p->units[s++]) {
         const double own = most / slowness[s];
         // each later stage needs a unit
-        int high = t->model->units - (p->stages - 1 - s),
-            low = s + 1 < p->stages ? first + 1 : high;
-        while (low < high) {
-            int middle = (low + high + 1) / 2;
-            if (stage_fits(t, p, s, first, middle, own)) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
+        const int high = t->model->units - (p->stages - 1 - s),
+                  low = s + 1 < p->stages ? first + 1 : high;
+        int end = stage_end(t, p, s, first, low, high, own, stage_is_fast);
+        bool fits = stage_fits(t, p, s, first, end, own);
+        if (!fits && end > low) {
+            end = stage_end(t, p, s, first, low, end, own, stage_fits);
+            fits = stage_fits(t, p, s, first, end, own);
         }
-        p->units[s] = low - first;
-        good = good && stage_fits(t, p, s, first, low, own);
+        p->units[s] = end - first;
+        good = good && fits && stage_is_fast(t, p, s, first, end, own);
     }
     return good;
 }
@@ -66,13 +86,13 @@ static inline void plan_balance(const PlanTask *t, StagePlan *p) {
     high *= cluster_most_slowness(&t->cluster);
     for (int i = 0; i < 24; i++) {
         double middle = (low + high) / 2;
-        if (plan_fill(t, p, slowness, middle)) {
+        if (plan_fill(t, p, slowness, middle, true)) {
             high = middle;
         } else {
             low = middle;
         }
     }
-    plan_fill(t, p, slowness, high);
+    plan_fill(t, p, slowness, high, false);
 }
 // Returns a balanced plan of `stages` stages with the same number of replicas each; the first
 // stages have one more if ranks remain.
@@ -171,7 +191,7 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
             const double before = s->value[f * width + m - k],
                          link = pace_of_link(t, p->micro_batch, first, pace_rank(s, m - k));
             if (link > most) { continue; }
-            value = least ? fmax(value, fmax(before, link)) : value + before + link;
+            value = least ? max_f64(value, max_f64(before, link)) : value + before + link;
         } else if (f) {
             continue;
         }

@@ -188,13 +188,14 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
     FitResult r = {.way = *w};
     Plan *p = fit_make(f, w, &c, &unknown);
     if (!p) { return false; }
-    r.device = plan_most_bytes(p);
+    StageStores stages = stage_stores_make(p);
+    r.device = plan_most_bytes(p, &stages);
     f->tried++;
     keep_alive(); // other ranks may be waiting
     const bool fits = r.device <= f->memory && (double)plan_offloaded_bytes(p) <= f->host;
     if (fits) {
         p->machine = &f->machine;
-        const Prediction predicted = plan_predict(p);
+        const Prediction predicted = plan_predict(p, &stages);
         r.step_s = predicted.step_s;
         r.host = (double)predicted.host;
         for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
@@ -203,6 +204,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
         fit_keep(f, &r);
     }
     f->actions += (int64_t)p->program.ranks * plan_schedule(p)->count;
+    stage_stores_free(&stages);
     fit_free(p, &c);
     return fits;
 }
@@ -576,7 +578,9 @@ static inline const char *fit_remedy(const Plan *p, const ModelSpec *spec, doubl
         memset(&unknown.rates, 0, sizeof unknown.rates);
         if ((!less && !remedies[i].micro_batch) || options_clash(o, &c.given)) { continue; }
         Plan *other = plan_make(&c, &unknown, spec);
-        const bool fits = plan_most_bytes(other) <= memory;
+        StageStores stages = stage_stores_make(other);
+        const bool fits = plan_most_bytes(other, &stages) <= memory;
+        stage_stores_free(&stages);
         plan_free(other);
         if (fits) { return remedies[i].flags; }
     }

@@ -55,7 +55,9 @@ static inline bool fit_uneven(const Fit *f, const FitResult *r, UnevenStep *step
     Plan *p = r->way.expert_parallel > 1 ? fit_make(f, &r->way, &c, &unknown) : NULL;
     if (!p) { return false; }
     p->machine = &f->machine;
-    *step = predict_uneven(p);
+    StageStores stages = stage_stores_make(p);
+    *step = predict_uneven(p, &stages);
+    stage_stores_free(&stages);
     fit_free(p, &c);
     return true;
 }
@@ -119,9 +121,9 @@ static inline bool fit_is_asked(const Options *o, const GptModel *m) {
     return o->fit || (options_searches(o) && m->config.experts);
 }
 // Returns the share of all ranks' time in which they do not compute.
-static inline double way_bubble(const Plan *p) {
+static inline double way_bubble(const Plan *p, const StageStores *stages) {
     double *busy = new_array(double, p->program.ranks, "prediction"), computing = 0;
-    const double step_s = predict_step(p, busy, NULL);
+    const double step_s = predict_step(p, stages, busy, NULL);
     for (int r = 0; r < p->program.ranks; r++) { computing += busy[r]; }
     free(busy);
     return 1 - computing / (p->program.ranks * step_s);
@@ -139,11 +141,11 @@ static inline void json_add_stages(TextBuffer *t, const Placement *placement) {
     }
     text_add(t, "]");
 }
-static inline void json_add_stage_memory(TextBuffer *t, const Plan *p) {
-    const int stages = p->pipeline.placement.stages;
-    double *bytes = new_array(double, stages, "prediction");
-    plan_stages_bytes(p, bytes);
-    for (int s = 0; s < stages; s++) { text_add(t, "%s%.0f", s ? "," : "[", bytes[s]); }
+static inline void json_add_stage_memory(TextBuffer *t, const Plan *p, const StageStores *stages) {
+    const int count = p->pipeline.placement.stages;
+    double *bytes = new_array(double, count, "prediction");
+    plan_stages_bytes(p, stages, bytes);
+    for (int s = 0; s < count; s++) { text_add(t, "%s%.0f", s ? "," : "[", bytes[s]); }
     text_add(t, "]");
     free(bytes);
 }
@@ -158,6 +160,7 @@ static inline void json_add_way(TextBuffer *t, const Fit *f, const FitResult *r)
     const Forecast forecast = fit_forecast(f, r);
     p->machine = &f->machine; // now the rates are known
     fit_text(f, w, flags, sizeof flags);
+    StageStores stages = stage_stores_make(p);
     json_add_stages(t, &p->pipeline.placement);
     text_add(t,
              ",\"micro_batches\":%d,\"micro_batch\":%" PRId64 ",\"recompute\":%s,\"warmup\":\"%c\","
@@ -166,15 +169,16 @@ static inline void json_add_way(TextBuffer *t, const Fit *f, const FitResult *r)
              p->pipeline.micro_batches, p->pipeline.micro_rows, w->recompute ? "true" : "false",
              warmup, pipeline_kind_names[w->schedule], w->zero, w->expert_parallel);
     json_add_field(t, "step_ms", 1e3 * r->step_s);
-    json_add_field(t, "bubble", way_bubble(p));
+    json_add_field(t, "bubble", way_bubble(p, &stages));
     json_add_forecast(t, &forecast);
     if (w->expert_parallel > 1) {
-        const UnevenStep step = predict_uneven(p);
+        const UnevenStep step = predict_uneven(p, &stages);
         json_add_uneven(t, &step);
     }
     text_add(t, ",\"memory\":");
-    json_add_stage_memory(t, p);
+    json_add_stage_memory(t, p, &stages);
     text_add(t, "},\"flags\":\"%s\"", flags);
+    stage_stores_free(&stages);
     fit_free(p, &c);
 }
 static inline void fit_print_plan_json(const Fit *f) {
@@ -201,7 +205,9 @@ static inline void fit_print_stages(const Fit *f) {
     Plan *p = fit_make(f, &f->best[0].way, &c, &unknown);
     const Placement *placement = &p->pipeline.placement;
     double *bytes = new_array(double, placement->stages, "prediction");
-    plan_stages_bytes(p, bytes);
+    StageStores stages = stage_stores_make(p);
+    plan_stages_bytes(p, &stages, bytes);
+    stage_stores_free(&stages);
     printf("stage   units   memory MiB  ranks\n");
     for (int s = 0; s < placement->stages; s++) {
         const Stage *stage = &placement->stage[s];

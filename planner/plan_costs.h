@@ -47,8 +47,8 @@ static inline int plan_spread(const Cluster *c, PlanRanks *p) {
         k = (int)min_i64(p->n - i, end - p->ranks[i]);
         while (p->ranks[i + k - 1] >= end) { k--; }
         p->most = max_i64(p->most, k);
-        p->node_share = fmax(p->node_share, 2.0 * k * (p->n - k) / p->n);
-        p->slowness = fmax(p->slowness, cluster_slowness(c, p->ranks[i]));
+        p->node_share = max_f64(p->node_share, 2.0 * k * (p->n - k) / p->n);
+        p->slowness = max_f64(p->slowness, cluster_slowness(c, p->ranks[i]));
         nodes++;
     }
     return nodes;
@@ -360,11 +360,12 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, con
                                    (recompute ? m->forward[u + 1] - m->forward[u] : 0)),
                      message = bytes > 0 ? per_byte * bytes + latency : 0;
         if (bytes > 0) {
-            sent = fmax(fmax(sent, computed + one) + n * message, computed + n * one + message);
+            sent =
+                max_f64(max_f64(sent, computed + one) + n * message, computed + n * one + message);
         }
         computed += n * one;
     }
-    return fmax(0, sent - computed);
+    return max_f64(0, sent - computed);
 }
 // Returns the samples of a micro-batch that the busiest replica has.
 static inline double plan_rows(int64_t micro_batch, int replicas) {
@@ -415,7 +416,7 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         double fits = plan_stage_memory(t, p, first, first + p->units[s], p->replicas[s], 0,
                                         t->memory, &bytes);
-        if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
+        if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = min_f64(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
     c->depth = (int)depth;
@@ -446,29 +447,47 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
         }
     }
 }
-// Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
-static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
-                              PlanCosts *c) {
+// Sets the time that a stage computes, on ranks of which the slowest takes so many times as long
+// as the fastest ones.
+static inline void stage_computes(const PlanTask *t, const StagePlan *p, int s, int first,
+                                  double slowness, PlanCosts *c) {
     const PlanModel *m = t->model;
-    PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
+    const int end = first + p->units[s];
+    // as if the slowest rank computed more rows
+    const double rows = plan_rows(p->micro_batch, p->replicas[s]) * slowness,
+                 forward = rows * (m->forward[end] - m->forward[first]);
+    c->forward[s] = forward;
+    c->backward[s] = rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
+    c->weight[s] = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+}
+// Computes the costs of a plan that do not depend on which ranks it has: memory, and the time of
+// computing on the fastest ranks. All other costs are 0. Returns false if it does not fit the
+// memory.
+static inline bool plan_costs_anywhere(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
+    double *const none[] = {c->send, c->send_back, c->reduce, c->reduce_late};
     c->stages = p->stages;
     c->micro_batches = t->samples / p->micro_batch;
     c->depth = INT32_MAX;
     if (!stages_memory(t, p, c)) { return false; }
+    for (size_t i = 0; i < LENGTH_OF(none); i++) { memset(none[i], 0, p->stages * sizeof(double)); }
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        stage_computes(t, p, s, first, 1, c);
+    }
+    return true;
+}
+// Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
+static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
+                              PlanCosts *c) {
+    const PlanModel *m = t->model;
+    if (!plan_costs_anywhere(t, p, c)) { return false; }
+    PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     for (int s = 0, first = 0; s < p->stages; s++) {
-        int end = first + p->units[s];
-        // as if the slowest rank computed more rows
-        double rows = plan_rows(p->micro_batch, p->replicas[s]) * here.slowness,
-               forward = rows * (m->forward[end] - m->forward[first]);
-        c->forward[s] = forward;
-        c->backward[s] =
-            rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
-        c->weight[s] =
-            p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+        const int end = first + p->units[s];
+        const double rows = plan_rows(p->micro_batch, p->replicas[s]) * here.slowness;
+        if (here.slowness != 1) { stage_computes(t, p, s, first, here.slowness, c); }
         c->reduce[s] = plan_all_reduce_s(&t->cluster, &here, t->own_sums,
                                          plan_summed_bytes(m, first, end, here.n));
         c->reduce_late[s] = plan_reduce_late(t, first, end, &here, rows, p->recompute);
-        c->send[s] = c->send_back[s] = 0;
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
             double bytes = p->micro_batch * m->cut[end];
@@ -502,14 +521,14 @@ static inline double plan_bound(const PlanCosts *c) {
     for (int s = 0; s < c->stages; s++) {
         const int K = c->ahead[s];
         double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W,
-               late = c->reduce_late[s], drain = fmax(back, W + late);
+               late = c->reduce_late[s], drain = max_f64(back, W + late);
         double computing = trip + (M - 1) * B + (M - K) * F,
                waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
         double out = F + M * (c->send[s] + last_back) + back - last_back,
                in = M * (last_send + c->send_back[s]) - last_send + B + drain;
-        bound = fmax(bound,
-                     fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late),
-                                 fmax(out, in)));
+        bound = max_f64(bound, fill + max_f64(max_f64(max_f64(computing, waiting) + drain,
+                                                      computing + M * W + late),
+                                              max_f64(out, in)));
         trip -= F + B + c->send[s] + c->send_back[s];
         last_send = c->send[s];
         last_back = c->send_back[s];

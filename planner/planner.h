@@ -127,7 +127,7 @@ static inline double planner_limit(const Planner *p, const StagePlan *plan) {
     const double near_best = 1.1;
     int worst = planner_worst(p, plan);
     double limit = p->found ? near_best * p->beam[0].step_s : INFINITY;
-    return worst < p->found ? fmin(limit, p->beam[worst].step_s) : limit;
+    return worst < p->found ? min_f64(limit, p->beam[worst].step_s) : limit;
 }
 
 // Computes a plan's ranks and costs. Returns false if it does not fit the memory, or the experts.
@@ -136,20 +136,28 @@ static inline bool planner_look(Planner *p, const StagePlan *plan) {
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
-// Puts a plan into the pool if it fits the memory, is short enough to replay, is new, and may be
-// better than the worst of the beam.
-static inline void planner_add(Planner *p, const StagePlan *plan) {
+// Returns whether a plan fits the memory, is short enough to replay, and may be better than the
+// worst of the beam, wherever its ranks are.
+static inline bool planner_may_add(Planner *p, const StagePlan *plan) {
+    const bool replayable =
+        plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
     p->bounded++;
-    bool replayable = plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
-    if (!replayable || !plan_is_short(p->task, plan) || !planner_look(p, plan) ||
-        planner_saw(p, plan)) {
-        return;
-    }
+    return replayable && plan_is_short(p->task, plan) &&
+           plan_costs_anywhere(p->task, plan, &p->costs) &&
+           plan_bound(&p->costs) < planner_limit(p, plan);
+}
+// Puts such a plan into the pool if it is new, and may be better than the worst of the beam.
+static inline void planner_add_here(Planner *p, const StagePlan *plan) {
+    planner_look(p, plan);
+    if (planner_saw(p, plan)) { return; }
     double bound = plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     const Candidate c = {.plan = *plan, .bound = bound};
     p->pool = grow_array(Candidate, p->pool, p->pooled, &p->pool_capacity, "plans");
     p->pool[p->pooled++] = c;
+}
+static inline void planner_add(Planner *p, const StagePlan *plan) {
+    if (planner_may_add(p, plan)) { planner_add_here(p, plan); }
 }
 static inline int candidate_order(const void *a, const void *b) {
     double x = ((const Candidate *)a)->bound, y = ((const Candidate *)b)->bound;
@@ -193,9 +201,10 @@ static inline int planner_policies(const Planner *p) {
 // Adds a plan with each placement policy of stage s. The ranks of s and of later stages follow from
 // it.
 static inline void planner_add_placed(Planner *p, StagePlan plan, int s) {
-    for (int policy = 0; policy < planner_policies(p); policy++) {
+    const int policies = planner_may_add(p, &plan) ? planner_policies(p) : 0;
+    for (int policy = 0; policy < policies; policy++) {
         plan.policy[s] = (unsigned char)policy;
-        planner_add(p, &plan);
+        planner_add_here(p, &plan);
     }
 }
 // The same, with the plan's cuts and with balanced ones.
@@ -254,9 +263,10 @@ static inline void planner_add_splits(Planner *p, const StagePlan *plan, int s) 
         for (int units = 1; units < plan->units[s]; units++) {
             if (units % stride && abs(units - balanced) > NEAR) { continue; }
             StagePlan q = plan_split(plan, s, units, r);
-            for (int policy = 0; policy < planner_policies(p); policy++) {
+            const int policies = planner_may_add(p, &q) ? planner_policies(p) : 0;
+            for (int policy = 0; policy < policies; policy++) {
                 q.policy[s] = q.policy[s + 1] = (unsigned char)policy;
-                planner_add(p, &q);
+                planner_add_here(p, &q);
             }
         }
     }

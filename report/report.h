@@ -100,7 +100,9 @@ static inline void json_add_predicted(TextBuffer *line, const Plan *plan, int64_
     text_add(line, ",\"offload\":");
     json_add_offload(line, predicted_offload(&p, disk));
     if (p.most_rows) {
-        const UnevenStep step = predict_uneven(plan);
+        StageStores stages = stage_stores_make(plan);
+        const UnevenStep step = predict_uneven(plan, &stages);
+        stage_stores_free(&stages);
         text_add(line, ",\"all_to_all_most\":%" PRId64, p.most_rows);
         json_add_uneven(line, &step);
     }
@@ -138,7 +140,9 @@ static inline void print_most_rows(const Plan *p) {
     if (!p->predicted.most_rows) { return; }
     printf("  rows of experts: as for even loads; at most %s\n",
            readable_bytes((double)p->predicted.most_rows).at);
-    const UnevenStep step = predict_uneven(p);
+    StageStores stages = stage_stores_make(p);
+    const UnevenStep step = predict_uneven(p, &stages);
+    stage_stores_free(&stages);
     print_uneven(stdout, &step);
 }
 // Prints the sums of these rows instead of the table. when: "", or since when they hold.
@@ -165,7 +169,9 @@ static inline void print_traffic_sum(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // --show-schedule: prints the planned time of each action, and the action list.
 static inline void show_schedule(const Plan *p) {
     ActionTime **times = schedule_times(&p->program);
-    predict_step(p, NULL, times);
+    StageStores stages = stage_stores_make(p);
+    predict_step(p, &stages, NULL, times);
+    stage_stores_free(&stages);
     schedule_show_times(&p->program, times, "planned", p->config->options.trace);
     schedule_print(stdout, &p->program);
     if (cyclic_turns(&p->cyclic)) {
@@ -406,9 +412,11 @@ static inline StepWork plan_work(const Plan *p) {
 }
 // Returns what the step of a plan for --cluster means.
 static inline Forecast forecast_of_plan(const Plan *p) {
-    const Machine *m = p->machine;
-    return forecast_make(plan_work(p), p->predicted.step_s, plan_most_bytes(p),
-                         planner_memory(&m->cluster, &p->config->options));
+    StageStores stages = stage_stores_make(p);
+    const double most = plan_most_bytes(p, &stages);
+    stage_stores_free(&stages);
+    return forecast_make(plan_work(p), p->predicted.step_s, most,
+                         planner_memory(&p->machine->cluster, &p->config->options));
 }
 static inline void print_forecast_of_plan(const RunPlans *plans) {
     const Plan *p = plans->first;

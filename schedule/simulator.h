@@ -89,7 +89,9 @@ static inline void simulator_time(const Simulation *s, int rank, const Action *a
     const ActionTime time = {begin, end};
     if (s->times) { s->times[rank][a - s->program->rank[rank].actions] = time; }
 }
-static inline void simulator_wait(RankTimes *r, double until) { r->clock = fmax(r->clock, until); }
+static inline void simulator_wait(RankTimes *r, double until) {
+    r->clock = max_f64(r->clock, until);
+}
 // Points to the time at which the buffer is free from which the output of a unit, or the gradient
 // of its input, is sent; NULL if it stays on this rank.
 static inline double *simulator_sent(RankTimes *r, const Action *a) {
@@ -106,11 +108,11 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
     me->busy += cost.compute_s;
     if (action_is(a->kind, RECEIVES)) {
         double *arrived = simulator_arrived(s, rank, a);
-        *arrived = fmax(*arrived, me->in);
+        *arrived = max_f64(*arrived, me->in);
         simulator_time(s, rank, a, me->clock, me->in);
         return;
     }
-    const double begin = fmax(fmax(me->clock, other->clock), fmax(me->out, other->in));
+    const double begin = max_f64(max_f64(me->clock, other->clock), max_f64(me->out, other->in));
     me->out = other->in = begin + cost.message_s;
     if (a->kind == ACT_SEND_FORWARD || a->kind == ACT_SEND_BACKWARD) {
         me->sends[a->kind == ACT_SEND_BACKWARD] = a->unit;
@@ -198,7 +200,7 @@ static inline void simulator_leave(Simulation *s, int rank, const Action *a, dou
     case ACT_REDUCE:
     case ACT_EVICT_SUM:
     case ACT_FETCH_SUM:
-        if (a->kind != ACT_FETCH_SUM) { me->sums = fmax(me->sums, done); }
+        if (a->kind != ACT_FETCH_SUM) { me->sums = max_f64(me->sums, done); }
         *simulator_left(s, rank, a->storage) = done;
         break;
     default: break;
@@ -208,7 +210,7 @@ static inline void simulator_leave(Simulation *s, int rank, const Action *a, dou
 static inline void simulator_meet(Simulation *s, int rank) {
     double slowest = 0;
     for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) {
-        slowest = fmax(slowest, fmax(s->rank[r].clock, s->rank[r].sums));
+        slowest = max_f64(slowest, max_f64(s->rank[r].clock, s->rank[r].sums));
     }
     if (s->meeting < 0) { s->meeting = slowest; }
     s->rank[rank].clock = s->meeting;
@@ -234,7 +236,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     me->busy += cost.compute_s;
     if (moves) {
         double *beside = simulator_beside(me, a);
-        const double from = fmax(fmax(*beside, me->clock), there);
+        const double from = max_f64(max_f64(*beside, me->clock), there);
         if (cost.compute_s == 0) { begin = from; }
         *beside = done = from + cost.message_s;
     }
@@ -249,7 +251,7 @@ static inline double simulator_step(Simulation *s) {
     s->meeting = -1;
     for (int r = 0; r < s->program->ranks; r++) { s->rank[r].busy = 0; }
     walk_program(s->program, &at, false, simulator_visit, s);
-    for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->rank[r].clock); }
+    for (int r = 0; r < s->program->ranks; r++) { end = max_f64(end, s->rank[r].clock); }
     for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->rank[r].clock = end; }
     return end;
 }

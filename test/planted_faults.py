@@ -516,7 +516,63 @@ PIECES = [
      "piece_find_rows(&rows, all, pieces, {k ==> (back ? pieces->count - 1 - k : k)});"),
 ]
 
-GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS, PIECES
+# What the search for a plan believes and tries, by test_plan.py: a test of test_planner.c, or of
+# test_fit.py.
+COSTS_H, PLANNER_H, BALANCED_H = (
+    f"planner/{name}.h" for name in ("plan_costs", "planner", "balanced_stages")
+)
+FIT_H = "planner/fit.h"
+PLANNER = [
+    # messages and sums
+    ("test_links", COSTS_H, "(crosses ? c->inter : c->intra * {(p->n / 2) ==> p->n}) * 1e9)"),
+    ("test_links", COSTS_H, "(one_node && {outside > 1 ==> outside > 0} ? c->gather : c->inter)"),
+    ("test_links", COSTS_H, "double share = one_node ? {(double)outside / from->n ==> 1} : 1;"),
+    ("test_sums_as_counted", COSTS_H,
+     "max_f64(p->node_share, 2.0 * k * {(p->n - k) ==> p->n} / p->n)"),
+    ("test_alike_units", COSTS_H, "computed + one) + {n * message ==> message}, computed"),
+    ("test_own_costs", COSTS_H, "c->forward[s] += {lost / 2 ==> lost} * (before + c->send[s]);"),
+    ("test_own_costs", COSTS_H, "{elements / p->replicas[s] ==> elements} * t->update_bytes"),
+    # ranks
+    ("test_placement", COSTS_H,
+     "p->spare : INT32_MAX; for (int i = 0, k = {first ==> 0}; i < nodes"),
+    ("test_placement", COSTS_H, "touched = policy != {PLACE_FRESH ==> PLACE_SPREAD}; p->low"),
+    # memory and time of stages
+    ("test_memory", COSTS_H, "fixed = states + {rows * again ==> 0}, each"),
+    ("test_memory", COSTS_H, "parameters * (t->whole + {t->divided / replicas ==> t->divided}),"),
+    ("test_memory", COSTS_H, "parameters = plan_parameters(m, first, end) - {shared ==> 0},"),
+    ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
+     "{min_f64(depth, fits) ==> depth}; }"),
+    ("test_unequal_speeds", COSTS_H,
+     "p->slowness = max_f64({p->slowness ==> 0}, cluster_slowness("),
+    ("test_unequal_speeds", BALANCED_H, "const double own = most / {slowness[s] ==> 1};"),
+    # what decides, and what is not tried
+    ("test_replay", COSTS_H,
+     "case ACT_SEND_BACKWARD: cost.message_s = c->send_back[{rank - 1 ==> rank}]; break;"),
+    ("test_many_micro_batches", COSTS_H,
+     "replay(p, c, half)) / half * (M - {2 * half ==> half});"),
+    ("test_brute_force", COSTS_H, "double computing = trip + (M - 1) * B + {(M - K) ==> M} * F,"),
+    ("test_brute_force", COSTS_H,
+     "waiting = (M - 1) / {K ==> 1} * trip + (M - 1) % K * F + trip;"),
+    ("test_brute_force", PLANNER_H,
+     "if ({c->bound >= planner_limit(p, &c->plan) ==> c->bound >= 0.5 * planner_limit(p, "
+     "&c->plan)}) { continue; }"),
+    ("test_balanced_together", BALANCED_H,
+     "value = least ? max_f64(value, {max_f64(before, link) ==> before}) :"),
+    ("test_short_schedules", COSTS_H,
+     "const int64_t of_unit = {24 ==> 12}; return micro_batches"),
+    # --fit
+    ("Fit.test_quantized_messages_must_gain", FIT_H,
+     "r->way.quantized_gradients ? {1.01 ==> 1} : 1);"),
+    ("Fit.test_host_memory", FIT_H, "(double)plan_offloaded_bytes(p) <= {f->host ==> INFINITY};"),
+    ("Fit.test_secondary_copies_need_nodes", FIT_H,
+     "&& {cluster_is_even(c) ==> true} && !staged;"),
+    ("Fit.test_micro_batches_of_pipelines", FIT_H,
+     "tried = {samples % b == 0 ==> !(b & (b - 1))} &&"),
+    ("Fit.test_experts_on_several_ranks", FIT_H, "gpt_expert_ranks(&f->spec->model.config) == 1 || "
+     "{f->config->samples % f->machine.ranks->n == 0 ==> false};"),
+]
+
+GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS, PIECES, PLANNER
 
 
 def numbered(group):

@@ -5,7 +5,8 @@ what is refused.
     python3 test/test_plan.py
 
 Standard library only. What the search chooses is tested by test_planner.c; the planners of the
-papers that --plan is compared with, here.
+papers that --plan is compared with, here; and whether faults of the search and of --fit
+(planted_faults.py) are seen.
 """
 
 import json
@@ -19,7 +20,8 @@ from pathlib import Path
 from random import Random
 
 import harness
-from harness import BINARY, ROOT, SEED, scratch
+from harness import BINARY, PLANTED, ROOT, SEED, at_once, sample, scratch
+from planted_faults import PLANNER, numbered
 
 sys.path.insert(0, str(Path(ROOT) / "scripts"))
 from papers import dapple_planners  # noqa: E402
@@ -420,6 +422,45 @@ class OtherPlanners(unittest.TestCase):
             times.append(2 * batch * model.cut[unit] / rate)
             unit = end
         return max(times)
+
+
+class Faults(unittest.TestCase):
+    """A program with a fault, which a test of test_planner.c or of test_fit.py must notice."""
+
+    FAULTS, SAMPLE = numbered(PLANNER), 3
+
+    @staticmethod
+    def passes(where, **more):
+        if where.startswith("Fit."):
+            command = [sys.executable, "test/test_fit.py", where]
+        else:
+            command = ["build/planner_planted"]
+        more = dict(more, PLANNER_TESTS=where, TRAIN_GPT=os.path.relpath(PLANTED, ROOT))
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=dict(environment(), **more),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return done.returncode == 0, done.stdout + done.stderr
+
+    def test_each(self):
+        def see(fault):
+            number, where, file, pattern = fault
+            with self.subTest(pattern):
+                passed, said = self.passes(where, FAULT=str(number))
+                self.assertFalse(passed, f"not seen by {where}")
+                self.assertRegex(said, r"FAILED|failures=", "a test says so")
+                print(f"{where}: {file}: {pattern}", flush=True)
+
+        faults = sample(self.FAULTS, self.SAMPLE)
+        at_once(see, faults)
+        # without a fault
+        for where in sample(sorted({where for _, where, _, _ in faults}), 1):
+            passed, said = self.passes(where)
+            self.assertTrue(passed, said)
 
 
 if __name__ == "__main__":

@@ -306,6 +306,7 @@ static void test_unequal_speeds(void **state) {
     t.cluster = cluster_parse("1x1*0.5+1x1,inter=1");
     plan_balance(&t, &p);
     assert_int_equal(p.units[0], 2);
+    assert_true(look_at(&t, &both, &c, ranks) && close_to(c.forward[0], 2 * 2 * 6));
     plan_model_free(&m);
 }
 // A step by pencil: two stages of one rank, F = 1, B = 2, messages for nothing; M = 3: 3 x 3 and
@@ -322,6 +323,13 @@ static void test_replay(void **state) {
     double step = plan_simulate(&p, &c);
     assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) &&
                 close_to(plan_bubble(&p, &c, step), 0.25));
+    // a micro-batch and its messages, there and back
+    t.samples = 1;
+    assert_true(look_at(&t, &p, &c, ranks));
+    c.send[0] = 0.5;
+    c.send_back[0] = 0.25;
+    assert_true(close_to(plan_simulate(&p, &c), 6.75) && close_to(plan_bound(&c), 6.75));
+    t.samples = 3;
     // weight parts take half of the backward pass: (S - 1) / (3 M + S - 1) is idle
     p.kind = PIPELINE_ZERO_BUBBLE;
     assert_true(look_at(&t, &p, &c, ranks));
@@ -865,5 +873,6 @@ int main(void) {
         cmocka_unit_test(test_time),
         cmocka_unit_test(test_short_schedules),
     };
+    if (getenv("PLANNER_TESTS")) { cmocka_set_test_filter(getenv("PLANNER_TESTS")); }
     return cmocka_run_group_tests(tests, make_profile_file, remove_profile_file);
 }
