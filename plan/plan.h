@@ -410,19 +410,24 @@ static inline double predict_step(const Plan *p, const StageStores *stages, doub
                                   ActionTime **times) {
     return predict_uneven_step(p, stages, 0, busy, times);
 }
-// Adds the seconds in which this rank waits for rows of experts in a program: forward (and again
-// where that is computed again), and back.
-static inline void predict_waits(const Plan *p, const Program *program, double uneven,
-                                 double seconds[2]) {
-    const Schedule *schedule = plan_rank_schedule(p, program);
-    Costs costs = plan_costs_of(p, NULL);
+// Adds the seconds in which ranks wait for rows of experts in a program, of the rank that waits
+// longest: forward (and again where that is computed again), and back.
+static inline void predict_waits(const Plan *p, const StageStores *stages, const Program *program,
+                                 double uneven, double seconds[2]) {
+    Costs costs = plan_costs_of(p, stages->of_rank);
+    double most[2] = {0};
     costs.uneven = uneven;
-    for (int i = 0; i < schedule->count; i++) {
-        const Action *a = &schedule->actions[i];
-        if (!action_is(a->kind, OF_PART)) { continue; }
-        const ActionCost cost = collectives_cost(&costs, &p->store, a);
-        seconds[a->kind == ACT_EXCHANGE_BACK] += cost.compute_s + cost.message_s;
+    for (int r = 0; r < program->ranks; r++) {
+        double waits[2] = {0};
+        for (int i = 0; i < program->rank[r].count; i++) {
+            const Action *a = &program->rank[r].actions[i];
+            if (!action_is(a->kind, OF_PART)) { continue; }
+            const ActionCost cost = collectives_cost(&costs, stages->of_rank[r], a);
+            waits[a->kind == ACT_EXCHANGE_BACK] += cost.compute_s + cost.message_s;
+        }
+        if (waits[0] + waits[1] > most[0] + most[1]) { memcpy(most, waits, sizeof most); }
     }
+    for (int k = 0; k < 2; k++) { seconds[k] += most[k]; }
     free_all(costs.sent, costs.passes);
 }
 // Returns how a step fares where loads of experts are even, and where they are as uneven as memory
@@ -434,8 +439,8 @@ static inline UnevenStep predict_uneven(const Plan *p, const StageStores *stages
     for (int k = 0; k < 2; k++) {
         const double uneven = k ? step.most - 1 : 0;
         double waits[2] = {0};
-        predict_waits(p, &p->program, uneven, waits);
-        if (plan_looks_ahead(p)) { predict_waits(p, &p->evaluation, uneven, waits); }
+        predict_waits(p, stages, &p->program, uneven, waits);
+        if (plan_looks_ahead(p)) { predict_waits(p, stages, &p->evaluation, uneven, waits); }
         step.wait_s[k] = waits[0] + waits[1];
     }
     step.most_s = predict_uneven_step(p, stages, step.most - 1, NULL, NULL);

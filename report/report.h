@@ -99,11 +99,11 @@ static inline void json_add_predicted(TextBuffer *line, const Plan *plan, int64_
     json_add_traffic(line, p.traffic);
     text_add(line, ",\"offload\":");
     json_add_offload(line, predicted_offload(&p, disk));
-    if (p.most_rows) {
+    if (p.most_rows) { text_add(line, ",\"all_to_all_most\":%" PRId64, p.most_rows); }
+    if (gpt_expert_ranks(&plan->model.config) > 1) {
         StageStores stages = stage_stores_make(plan);
         const UnevenStep step = predict_uneven(plan, &stages);
         stage_stores_free(&stages);
-        text_add(line, ",\"all_to_all_most\":%" PRId64, p.most_rows);
         json_add_uneven(line, &step);
     }
     json_add_field(line, "step_ms", p.step_s * 1000);
@@ -137,9 +137,11 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // Prints what all-to-all sends where the loads of experts are not even, as the table has it, and
 // what that does to a step.
 static inline void print_most_rows(const Plan *p) {
-    if (!p->predicted.most_rows) { return; }
-    printf("  rows of experts: as for even loads; at most %s\n",
-           readable_bytes((double)p->predicted.most_rows).at);
+    if (gpt_expert_ranks(&p->model.config) == 1) { return; }
+    if (p->predicted.most_rows) {
+        printf("  rows of experts: as for even loads; at most %s\n",
+               readable_bytes((double)p->predicted.most_rows).at);
+    }
     StageStores stages = stage_stores_make(p);
     const UnevenStep step = predict_uneven(p, &stages);
     stage_stores_free(&stages);
