@@ -493,7 +493,9 @@ static inline UnitTimes fit_times(const Fit *f, const FitWay *w, UnitTimes times
     Plan *p = fit_make(f, &one, &c, &unknown);
     if (!p) { return times; }
     p->machine = &f->machine;
-    predict_waits(p, &p->program, 0, waits);
+    StageStores stages = stage_stores_make(p);
+    predict_waits(p, &stages, &p->program, 0, waits);
+    stage_stores_free(&stages);
     const double blocks = (double)(many * p->model.config.layers);
     times.row_s[UNIT_BLOCK][ACT_FORWARD] += waits[0] / blocks;
     times.row_s[UNIT_BLOCK][ACT_BACKWARD_INPUT] += waits[1] / blocks;

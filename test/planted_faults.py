@@ -568,8 +568,6 @@ PLANNER = [
      "&& {cluster_is_even(c) ==> true} && !staged;"),
     ("Fit.test_micro_batches_of_pipelines", FIT_H,
      "tried = {samples % b == 0 ==> !(b & (b - 1))} &&"),
-    ("Fit.test_experts_on_several_ranks", FIT_H, "gpt_expert_ranks(&f->spec->model.config) == 1 || "
-     "{f->config->samples % f->machine.ranks->n == 0 ==> false};"),
 ]
 
 GROUPS = REFERENCE, MODERN, SAME_LOSS, PRIVATE, DONE_TO_PRIVATE, LAYOUTS, PIECES, PLANNER
