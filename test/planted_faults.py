@@ -538,7 +538,7 @@ PLANNER = [
     ("test_placement", COSTS_H, "touched = policy != {PLACE_FRESH ==> PLACE_SPREAD}; p->low"),
     # memory and time of stages
     ("test_memory", COSTS_H, "fixed = states + {rows * again ==> 0}, each"),
-    ("test_memory", COSTS_H, "parameters * (t->whole + {t->divided / replicas ==> t->divided}),"),
+    ("test_memory", COSTS_H, "parameters * (t->whole + {t->divided / replicas ==> t->divided}) +"),
     ("test_memory", COSTS_H, "parameters = plan_parameters(m, first, end) - {shared ==> 0},"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
      "{min_f64(depth, fits) ==> depth}; }"),
