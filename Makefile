@@ -101,7 +101,7 @@ CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(wildcard test/test_*.c))
 # Longest to compile first, so that none is left alone at the end.
 TEST_PROGRAMS = build/train_gpt_faulty_emu train_gpt_emu \
-    build/train_gpt_faulty build/train_gpt_touches build/train_gpt_alone build/train_gpt_sanitized \
+    build/train_gpt_faulty build/train_gpt_alone build/train_gpt_sanitized \
     build/train_gpt_planted build/planner_planted \
     build/test_ops_checked build/test_ops_emu build/test_gpt build/test_ops build/test_cyclic \
     build/bench_kernels_emu build/bench_attention_emu build/test_comm_nccl build/test_emu \
@@ -266,7 +266,7 @@ $(QUICK:%=build/test_%): private FAST = -O1 -march=native
 # These compute the program's bits, in half of the time that it takes to compile, but of Qwen3's and
 # nano's norms of heads, where -O3 fuses other multiplications with additions. Without the second
 # flag -O1 fuses none.
-SAME_BITS = build/test_cyclic build/train_gpt_alone build/train_gpt_faulty build/train_gpt_touches
+SAME_BITS = build/test_cyclic build/train_gpt_alone build/train_gpt_faulty
 $(SAME_BITS): private FAST = -O1 -fexpensive-optimizations -march=native -fno-math-errno \
                              -fno-trapping-math
 build/test_comm: test/test_comm.c build/flags-c
@@ -323,7 +323,7 @@ sanitize: build/train_gpt_sanitized
 # With the sanitizers, too: test_encode.py gives it damaged tokenizers.
 build/encode_text: test/encode_text.c build/flags-sanitized
 	$(sanitized)
-# With faults in it, and with clocks that jump, for test_faults.py.
+# With faults in it, and with memory that an action does not touch made NaN.
 build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 	$(c)
 # With the faults that tests must see, each switched on by the environment.
@@ -334,9 +334,6 @@ build/train_gpt_planted: train_gpt.c $(HEADERS) test/planted_faults.py build/fla
 # The planner's tests with the same faults in what they test.
 build/planner_planted: test/test_planner.c build/train_gpt_planted
 	$(subst build/planted/train_gpt.c,-I. $<,$(planted)) -lcmocka
-# With memory that an action does not touch made NaN, for test_layouts.py.
-build/train_gpt_touches: test/train_gpt_touches.c build/flags-c
-	$(c)
 build/train_gpt_faulty_emu: private EMUFLAGS += -O0 -DUSE_CUDNN -Itest
 build/train_gpt_faulty_emu: test/train_gpt_faulty.c build/flags-emu
 	$(emu)

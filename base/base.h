@@ -85,10 +85,11 @@ typedef enum {
     ENVIRONMENT_NCCL_SHARED,
     ENVIRONMENT_OWN_ATTENTION,
     ENVIRONMENT_LIBRARY_PRODUCTS,
+    ENVIRONMENT_UNTIMED, // measures nothing at start (plan/rates.h)
     ENVIRONMENT_SWITCHES
 } Switch;
 static const char *const environment_names[] = {"TRAIN_GPT_NCCL_SHARED", "TRAIN_GPT_OWN_ATTENTION",
-                                                "TRAIN_GPT_LIBRARY_PRODUCTS"};
+                                                "TRAIN_GPT_LIBRARY_PRODUCTS", "TRAIN_GPT_UNTIMED"};
 // Returns whether a switch is on: it is set, and not to 0.
 static inline bool environment_asks(Switch which) {
     const char *text = getenv(environment_names[which]);

@@ -206,8 +206,9 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
     machine->resident = host_bytes("VmRSS:");
     plan_offloaded(&plans->first, c, spec, comm);
     note_disk(plans, 0, plans->first, rates, comm);
-    const bool predicts = !c->privacy.on && !machine->cluster.nodes && !options_prompts(&c->given);
-    if (predicts && memory_fits(plans->first, comm)) {
+    const bool times = !c->privacy.on && !machine->cluster.nodes && !options_prompts(&c->given) &&
+                       !rates_are_assumed();
+    if (times && memory_fits(plans->first, comm)) {
         time_units(&rates->units, &spec->model, &plans->first->shape, rates->flops_per_s, stream);
     }
     // timing has made the process larger

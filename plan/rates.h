@@ -1,5 +1,6 @@
 // rates.h: how fast this rank computes, sends, and moves states: measured at start, with all ranks
-// at work, or given by --cluster.
+// at work, or given by --cluster. With TRAIN_GPT_UNTIMED=1 nothing is measured and these are round
+// numbers: a run of a second starts in half of the time.
 #ifndef RATES_H
 #define RATES_H
 
@@ -52,6 +53,18 @@ typedef struct {
     UnitTimes units;
     Cluster unequal; // the nodes of ranks of unequal speeds; 0 nodes: all ranks are alike
 } Rates;
+
+static inline bool rates_are_assumed(void) { return environment_asks(ENVIRONMENT_UNTIMED); }
+// Sets what measure_rates() would measure.
+static inline void assume_rates(Rates *rates, DType dtype) {
+    double maker;
+    rates->device = ops_device(&maker);
+    rates->instructions = "";
+    if (!rates->units.known) { rates->flops_per_s = 1e11; }
+    rates->peak_flops_per_s = dtype == DTYPE_BF16 && maker > 0 ? maker : rates->flops_per_s;
+    rates->bytes_per_s = 5e10;
+    for (int l = 0; l < LINK_KINDS; l++) { rates->message_bytes_per_s[l] = 1e9; }
+}
 
 // The repetitions of a measurement. The shortest time counts, because others may use the machine
 // now and then: it is repeated until the two shortest times agree, and never decided by one or two.
@@ -360,6 +373,13 @@ static inline Rates cluster_rates(const Cluster *c, DType dtype) {
 }
 // Measures copies between host and device, and updates on the host.
 static inline void measure_offload(Rates *rates, Stream *s) {
+    rates->apart = ops_memory_apart();
+    rates->disk_bytes_per_s = INFINITY;
+    if (rates_are_assumed()) {
+        rates->link_bytes_per_s = 1e10;
+        rates->host_bytes_per_s = 5e10;
+        return;
+    }
     const size_t bytes = (size_t)16 << 20;
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
@@ -389,8 +409,6 @@ static inline void measure_offload(Rates *rates, Stream *s) {
     ops_free_far(there, pinned);
     ops_free(here);
     forget_peak_memory();
-    rates->apart = ops_memory_apart();
-    rates->disk_bytes_per_s = INFINITY;
 }
 // Returns the bytes per second of this rank's disk: pieces are read and written in all buffers at
 // once, as in a step.
@@ -428,7 +446,9 @@ static inline double measure_disk_of_rank(const StatePlan *s) {
 static inline void measure_disk(Rates *rates, const StatePlan *s, Comm *comm) {
     double *all = new_array(double, comm->ranks, "rates");
     comm_barrier(comm);
-    const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    const double mine = !s->disk_buffer_bytes ? (double)INFINITY
+                        : rates_are_assumed() ? 1e9
+                                              : measure_disk_of_rank(s);
     comm_all_gather_small(comm, &mine, all, sizeof mine);
     rates->disk_bytes_per_s = mine;
     for (int r = 0; r < comm->ranks; r++) {
@@ -458,12 +478,14 @@ static inline Group cluster_group(const Cluster *c) {
     free(node_of);
     return g;
 }
-// Finds the rates of --cluster, or measures them. What the planner has timed before (plan_run)
-// stays. All ranks call it.
+// Finds the rates of --cluster, or measures or assumes them. What the planner has timed before
+// (plan_run) stays. All ranks call it.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm,
                               const ProcessGroup *world, DType dtype) {
     if (cluster->nodes) {
         *rates = cluster_rates(cluster, dtype);
+    } else if (rates_are_assumed()) {
+        assume_rates(rates, dtype);
     } else {
         measure_rates(rates, s, comm, world, dtype);
     }

@@ -26,6 +26,7 @@
 #include "plan/forecast.h"
 #include "plan/memory_plan.h"
 #include "plan/plan.h"
+#include "plan/rates.h"
 #include "plan/sizes.h"
 #include "plan/system.h"
 #include "planner/fit.h"
@@ -394,12 +395,13 @@ static inline void print_machine(const Machine *m, const Comm *comm) {
         free(slower.text);
     } else {
         print_row("placement",
-                  "%d rank%s on %d node%s, %d thread%s each, %s%s; %.1f GFLOP/s measured peak a "
+                  "%d rank%s on %d node%s, %d thread%s each, %s%s; %.1f GFLOP/s %s peak a "
                   "rank%s%s, %.1f in products",
                   comm->ranks, plural(comm->ranks), comm->nodes, plural(comm->nodes), m->threads,
                   plural(m->threads), HAS_MPI ? "messages by " : "built without MPI",
-                  HAS_MPI ? comm->transport.name : "", peak, *m->rates.instructions ? " by " : "",
-                  m->rates.instructions, gflops);
+                  HAS_MPI ? comm->transport.name : "", peak,
+                  rates_are_assumed() ? "assumed" : "measured",
+                  *m->rates.instructions ? " by " : "", m->rates.instructions, gflops);
     }
     if (*m->rates.device) {
         const char *reason = ops_attention_reason();

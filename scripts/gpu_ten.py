@@ -243,7 +243,7 @@ class Run:
     def __init__(self, options, began, work):
         self.toy, self.out, self.work = options.toy, os.path.abspath(options.out), work
         self.began, self.end, self.step, self.lock = began, began, "", threading.Lock()
-        self.environment = environment()
+        self.environment = {**environment(), "TRAIN_GPT_UNTIMED": str(int(self.toy))}
         now = datetime.datetime.now().isoformat(timespec="seconds")
         self.results = {"toy": self.toy, "began": now, "entries": []}
         open(os.path.join(self.out, "ten_logs.gz"), "wb").close()
@@ -460,9 +460,7 @@ def correctness(t):
         words = [sys.executable, ROOT + "/test/test_gpu_device.py", "Device." + test]
         t.run(test, words, 75, ran, TEST_ALL=str(int(t.toy)))
 
-    tests = ("test_experts", "test_bf16")
-    if not t.toy:
-        tests += ("test_golden", "test_bits")
+    tests = ("test_bf16",) if t.toy else ("test_experts", "test_bf16", "test_golden", "test_bits")
     together(
         lambda: operations("operations", "operations", "*"),
         lambda: operations("operations, production", "production", "*"),

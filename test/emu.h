@@ -561,6 +561,7 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index,
                                      const std::function<void()> *body, size_t shared,
                                      EmuOrder order) {
     const unsigned threads = block.x * block.y * block.z;
+    const bool shaped = blockDim.x == block.x && blockDim.y == block.y && blockDim.z == block.z;
     if (!emu.fibers) { emu.fibers = new EmuFiber[EMU_WARPS * 32](); }
     for (; emu.stacks < threads; emu.stacks++) { emu.fibers[emu.stacks] = emu_fiber(emu.stacks); }
     if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
@@ -574,11 +575,12 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index,
                     (unsigned)(index / grid.x / grid.y));
     for (unsigned i = 0; i < threads; i++) {
         EmuFiber *f = &emu.fibers[i];
+        f->shuffles = 0;
+        f->copies.clear();
+        if (shaped) { continue; } // as it was in the block before
         f->thread = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
         f->lane = i % 32;
         f->warp = i / 32;
-        f->shuffles = 0;
-        f->copies.clear();
     }
 }
 // The order of blocks: index i means block (i step + first) modulo the number of blocks. That
@@ -798,7 +800,7 @@ static inline bool emu_step() {
         std::swap(able[last + emu_draw(able.size() - last)], able.back());
         EmuStream *s = able.back();
         if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
-        EmuWork work = s->queue.front();
+        EmuWork work = std::move(s->queue.front());
         s->queue.pop_front();
         if (work.run) {
             if (!work.mark) { emu_protect(true); }
@@ -1001,9 +1003,22 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     });
     return memory_to ? emu_answer(cudaSuccess) : cudaStreamSynchronize(s);
 }
+// Zeros whole pages by giving them back to the system: what is never used then costs nothing.
+static inline void emu_zero(char *to, size_t bytes) {
+    char *first = (char *)(((uintptr_t)to + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE);
+    const size_t before = std::min(bytes, (size_t)(first - to)),
+                 whole = (bytes - before) / EMU_PAGE * EMU_PAGE;
+    if (whole && madvise(first, whole, MADV_DONTNEED)) { emu_fail("madvise failed"); }
+    memset(to, 0, before);
+    memset(first + whole, 0, bytes - before - whole);
+}
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
     emu_enqueue(s, [=] {
-        memset(to, value, bytes);
+        if (!value && bytes >= 1 << 20) {
+            emu_zero((char *)to, bytes);
+        } else {
+            memset(to, value, bytes);
+        }
         emu_check_copied(to, bytes);
     });
     return cudaSuccess;

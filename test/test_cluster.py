@@ -32,6 +32,7 @@ import unittest
 import harness
 from harness import ALL, BINARY, ROOT, TIMEOUT, TOKENS
 
+os.environ["TRAIN_GPT_UNTIMED"] = "0"  # forecasts are compared with runs
 CLUSTER = os.path.join(ROOT, "scripts/cluster.sh")
 EXIT_INPUT, EXIT_FAILED, EXIT_MISSING = 2, 3, 77
 names = (f"test{os.getpid()}_{i}" for i in itertools.count())

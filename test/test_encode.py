@@ -499,7 +499,7 @@ class TokenizerJson(Encodes):
         texts = all_texts(draw, self.new(), 15 if harness.ALL else 1)
         files = {
             kind: trained(merges, alphabet, kind, pairs=i % 2 == 0, whole=i % 3 == 0)
-            for i, kind in enumerate(KINDS)
+            for i, kind in enumerate(harness.sample(KINDS, 6))
         }
         paths = [self.written(kind, data) for kind, data in files.items()]
         printed = self.tokens(self.oracle(ORACLE, self.keep("texts", texts), *paths))

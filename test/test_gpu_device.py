@@ -54,7 +54,7 @@ class Device(TestCase):
             (4, {"micro_batch": 1}),
         ):
             with self.subTest(ranks=ranks, **changes):
-                found = run(PROGRAM, ranks, val_every=0, **changes)
+                found = run(PROGRAM, ranks, steps=10, val_every=0, **changes)
                 self.assert_close(found[0], losses, SAME)
                 self.assert_close(found[1], norms, SAME_NORM)
 
@@ -96,12 +96,13 @@ class Device(TestCase):
 
     def test_bf16(self):
         losses = run(PROGRAM, val_every=0, dtype="bf16")[0]
-        self.assert_close(losses, golden_run()[0], SAME_BF16)
-        self.assertNotEqual(losses, run(PROGRAM, val_every=0)[0])
+        exact = golden_run()[0][: len(losses)]
+        self.assert_close(losses, exact, SAME_BF16)
+        self.assertGreater(max(abs(a - b) / b for a, b in zip(losses, exact)), SAME)
 
     def test_bits(self):
         """The same bits again; launched one by one; resumed, also where algorithms were timed."""
-        changes = dict(micro_batch=1, val_every=0, autotune=0)
+        changes = dict(micro_batch=1, steps=10, val_every=0, autotune=0)
         whole = run(PROGRAM, **changes)
         self.assertEqual(run(PROGRAM, **changes), whole)
         self.assertEqual(run(PROGRAM, **changes, profile_steps="1:10"), whole)

@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -382,6 +383,9 @@ class Packed(InFolder):
             fileobj=io.BytesIO(file.read("files.tar.xz"))
         ) as files:
             names = files.getnames()
+        tests = (ROOT / "test/test_gpu_device.py").read_text()
+        read = set(re.findall(r"test/golden/[\w.]+", tests))
+        self.assertTrue(read <= set(names) and read, read)
         for name in ("mpi/bin/mpirun", "lib/libmpi.so.40", "lib/libgomp.so.1", "train_gpt_emu"):
             self.assertIn(name, names)
         self.assertFalse([name for name in names if "libc.so" in name or "libcuda" in name])

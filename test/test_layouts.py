@@ -32,7 +32,7 @@ from harness import ALL, BINARY, EXIT_INPUT, EXIT_RESOURCES, PLANTED, SAME, SAME
 from harness import TOUCHES, Job, at_once, sample, scratch, shard
 from planted_faults import LAYOUTS, numbered
 
-COUNT = 1000 if ALL else 16  # of 2000 that are drawn, these have nearly every pair
+COUNT = 1000 if ALL else 16  # of those that are drawn, these have most pairs
 VOCAB = 256
 WITH_EXPERTS = "gpt2", "llama", "qwen3"  # every fourth case
 ROUNDED = 4e-3, 6e-2  # of losses and norms: with messages of 8 bits, or bf16
@@ -351,7 +351,7 @@ class Layouts(harness.TestCase):
         if "cyclic" in case.same and not program:
             self.assert_bits(job, one, "one rank, " + what)
         if case.touches:
-            checked = self.run_of(binary=TOUCHES, **flags)
+            checked = self.run_of(**TOUCHES, **flags)
             tolerances = case.tolerances() if case.rounded() else (SAME, 2 * SAME_NORM)
             self.assert_told(checked, job, tolerances, "with touches, " + what)
         for twin in case.twins:
@@ -409,8 +409,8 @@ class Layouts(harness.TestCase):
     def test_pairs(self):
         """Every pair of flags that is accepted has a case, here or in another of a few runs. In
         every third case, whatever an action does not touch (schedule/touches.h) is not a number
-        while it runs, in test/train_gpt_touches.c: what a step computes does not change."""
-        choice, accepted = Choice(random.Random(f"{SEED} layouts"), 2000 + 8 * COUNT), 0
+        while it runs (test/checked_touches.h): what a step computes does not change."""
+        choice, accepted = Choice(random.Random(f"{SEED} layouts"), 600 + 8 * COUNT), 0
 
         def run(cases):
             found = at_once(self.check, cases)
@@ -490,7 +490,7 @@ class Layouts(harness.TestCase):
 
         def job(name, **layout):
             model = f"arch={name},layers=3,heads=2,channels=32,vocab={VOCAB}"
-            return Job(binary=TOUCHES, model=model, **self.data, **flags, **layout)
+            return Job(**TOUCHES, model=model, **self.data, **flags, **layout)
 
         one = job("nano", ranks=1, micro_batch=2).done()
 

@@ -454,9 +454,10 @@ class Budgets(Check):
         self.assertIn(f"the smallest that fits is --device-memory {whole}", job.err)
 
     def test_host(self):
-        job = train(code=EXIT_RESOURCES, **RUN, offload="optimizer", host_memory="1M")
+        case = dict(RUN, offload="optimizer", environment=harness.AS_USER)
+        job = train(code=EXIT_RESOURCES, **case, host_memory="1M")
         least = re.search(r"the smallest that fits is --host-memory (\d+M)", job.err).group(1)
-        job = train(**RUN, offload="optimizer", host_memory=f"{int(least[:-1]) + NOISE}M")
+        job = train(**case, host_memory=f"{int(least[:-1]) + NOISE}M")
         self.assertLessEqual(measured(job)["host"], (int(least[:-1]) + 2 * NOISE) << 20)
 
     def test_forecast(self):
@@ -468,6 +469,7 @@ class Budgets(Check):
             "model": "layers=4,heads=4,channels=256,vocab=5000",
             "steps": 2,
             "offload": "optimizer",
+            "environment": harness.AS_USER,
         }
         for update in UPDATES:
             end = train(**case, offload_update=update).end()["memory"]
@@ -744,6 +746,7 @@ class Disk(Check):
         "model": "layers=4,heads=4,channels=256,vocab=5000",
         "steps": 2,
         "offload": "optimizer",
+        "environment": harness.AS_USER,
     }
 
     def test_slices_without_elements(self):
@@ -853,7 +856,7 @@ class Disk(Check):
         needed = int(re.search(r'"disk":(\d+)', needed.out).group(1))
         job = train(
             binary=FAULTY,
-            environment={"DISK": "full 1"},
+            environment=dict(harness.AS_USER, DISK="full 1"),
             code=EXIT_RESOURCES,
             **RUN,
             offload="optimizer",
@@ -1045,6 +1048,7 @@ class Delink(Check):
             "model": "layers=4,heads=4,channels=256,vocab=5000",
             "offload": "optimizer",
             "offload_update": "device",
+            "environment": harness.AS_USER,
         }
         job = train(**case)
         later = job.of("start")[0]["delinked"]
@@ -1141,6 +1145,7 @@ class Delink(Check):
             "offload": "optimizer",
             "offload_update": random.Random(SEED).choice(UPDATES),
             "offload_dir": scratch(),
+            "environment": harness.AS_USER,
         }
         (plain,) = self.trained(
             [{**case, "offload": None, "offload_update": None, "offload_dir": None}]

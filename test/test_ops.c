@@ -2601,22 +2601,28 @@ enum { COMPARES = 0 };
 #else
 enum { COMPARES = 1 };
 #endif
-// Emulated threads take their time: without TEST_ALL, some cases are drawn by TEST_SEED, beside the
-// first of each operation; where each access is checked, none of the large ones.
+// Without TEST_ALL, some cases are drawn by TEST_SEED, beside the first of each operation: fewest of
+// emulated threads, which take their time, and with a CPU's older instructions, which only products
+// use; where each access is checked, none of the large ones. Returns how many cases there are for
+// one that is drawn.
+static uint64_t cases_each_drawn(void) {
 #ifdef EMU_H
-enum { DRAWN = COMPARES ? 4 : 8 }; // one in so many
+    return COMPARES ? 4 : 8;
+#elif defined OPS_CPU_H
+    return getenv("DNNL_MAX_CPU_ISA") ? 4 : 2;
 #else
-enum { DRAWN = 1 };
+    return 1;
 #endif
+}
 enum { LARGE = 2000000 }; // multiplications
 static bool is_drawn(int number, const Case *c) {
-    if (DRAWN == 1 || getenv("TEST_ALL")) { return true; }
+    if (cases_each_drawn() == 1 || getenv("TEST_ALL")) { return true; }
     const int64_t across = c->op == ATTENTION || c->op == TIED_NORMS ? c->T : max_i64(c->other, 1);
     const uint64_t seed = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
     const int64_t each = 3; // products of its matrix, forward and backward
     if (!COMPARES && each * c->rows * c->T * c->C * across > LARGE) { return false; }
     const bool first = number % 2 == 0 && (c == cases || c[-1].op != c->op);
-    return first || random_u64(seed, 77, (uint64_t)number) % DRAWN == 0;
+    return first || random_u64(seed, 77, (uint64_t)number) % cases_each_drawn() == 0;
 }
 static void run_only(const Case *c) {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -3739,7 +3745,9 @@ int main(void) {
         tests[count++] = test;
     }
     const char *seed = getenv("TEST_SEED") ? getenv("TEST_SEED") : "1";
-    if (DRAWN > 1) { printf("seed of drawn cases: %s (set TEST_SEED to repeat)\n", seed); }
+    if (cases_each_drawn() > 1) {
+        printf("seed of drawn cases: %s (set TEST_SEED to repeat)\n", seed);
+    }
     for (int i = 0; i < FORMATS; i++) {
         snprintf(names_of_formats[i], sizeof names_of_formats[i], "quantize bits %d block %" PRId64,
                  formats[i].bits, formats[i].block);

@@ -457,8 +457,7 @@ class LaunchReal(InFolder):
 # --------------------------------------------------------------------------------------------------
 # A trainer: its validation loss is its learning rate plus a thousandth of its seed; some rates are
 # special.
-TRAINER = f"""#!{sys.executable}
-import json, os, signal, sys, time
+TRAINER = f"""{SHEBANG}import json, os, signal, sys, time
 
 flags = dict(zip(sys.argv[1:], sys.argv[2:]))
 folder = os.environ["FOLDER"]
@@ -902,9 +901,9 @@ class Reproduces(InFolder):
         self.write("docs/results.md", (ROOT / "docs/results.md").read_text())
 
     def command(self, *options):
-        """In the Python without a virtual environment: it draws no pictures."""
+        """In Python without packages: it draws no pictures."""
         script = self.folder / "scripts/experiment.py"
-        return [sys.executable, script, self.PAPER, *self.FLAGS, "--into", self.out, *options]
+        return [sys.executable, "-S", script, self.PAPER, *self.FLAGS, "--into", self.out, *options]
 
     def reproduce(self, *options, code=0):
         return self.run_to_end(*self.command(*options), code=code, cwd=self.folder)

@@ -1348,6 +1348,19 @@ class Log(TestCase):
             self.assertEqual({type(bytes_) for bytes_ in traffic[link].values()}, {int})
             self.assertEqual(traffic["total"][link], sum(traffic[link].values()))
 
+    def test_untimed(self):
+        """Without measurements the same numbers; both runs say which peak they speak of."""
+        for ranks in (1, 2):
+            timed, untimed = train_all(
+                [dict(ranks=ranks, environment={"TRAIN_GPT_UNTIMED": n}) for n in "01"]
+            )
+            self.assertEqual(untimed.steps("loss", "grad_norm"), timed.steps("loss", "grad_norm"))
+            for job, word in ((timed, "measured"), (untimed, "assumed")):
+                peak = float(job.events[0]["peak_flops"])
+                self.assertEqual(peak == 1e11, word == "assumed")
+                said = f" {peak / 1e9:.1f} GFLOP/s {word} peak a rank"
+                self.assertIn(said, " ".join(job.out.split()))
+
     def test_events_and_keys(self):
         job = train(
             ranks=2,
@@ -1455,7 +1468,8 @@ class Log(TestCase):
                         steps=2,
                     ),
                     **changes,
-                )
+                ),
+                environment=harness.AS_USER,
             )
             peak = self.peak(job)
             memory = job.done().end()["memory"]

@@ -4,6 +4,7 @@
 //   kill    die as by kill -9
 //   stop    be stopped, as by kill -STOP
 //   hang    live on without doing anything
+//   slow    compute for three seconds, without using the core
 //   crash   run into a segmentation fault
 // LATE="SEED PERCENT" does an errand of the store (p2p.h) that could be done now only in that share
 // of all looks, drawn by lot. DISK="HOW RANK N" for that rank's file of --offload-dir
@@ -14,7 +15,9 @@
 //   error   the N-th transfer fails
 //   end     the file ends before what the N-th transfer wants
 //   full    the file cannot be allocated
-// Quantized gradients of the tests' small models travel in several parcels here.
+// TOUCHES=1 checks what each action touches (checked_touches.h), not as C++.
+// Quantized gradients of the tests' small models travel in several parcels here. An architecture
+// more has messages inside its blocks (toy.h).
 #include <signal.h>
 #include "schedule/actions.h" // Action
 
@@ -30,12 +33,35 @@ static int faulty_allocate(int file, off_t at, off_t bytes);
 #define DISK_READ faulty_read
 #define DISK_WRITE faulty_write
 #define DISK_ALLOCATE faulty_allocate
-#define EXECUTOR_HOOK(action, step) fault_here(action, step)
 #define DEFERRED_HOOK(op) deferred_may_run()
 #ifdef __cplusplus
+#define EXECUTOR_HOOK(action, step) fault_here(action, step)
 #include "train_gpt.cu" // the GPU build, emulated
 #else
+static bool checks_touches(void);
+static void checked_before(void *executor, const void *action, int index, long long step);
+static void checked_after(void *executor);
+#define EXECUTOR_HOOK(action, step)                                                                \
+    do {                                                                                           \
+        fault_here(action, step);                                                                  \
+        if (checks_touches()) { checked_before(e, action, index, step); }                          \
+    } while (0)
+#define EXECUTOR_DONE(executor)                                                                    \
+    do {                                                                                           \
+        if (checks_touches()) { checked_after(executor); }                                         \
+    } while (0)
+#define COMM_BEGUN(c, request)                                                                     \
+    do {                                                                                           \
+        if (checks_touches()) { comm_wait(c, request); }                                           \
+    } while (0)
+#include "toy.h"
 #include "train_gpt.c"
+#include "checked_touches.h"
+static bool checks_touches(void) {
+    static int asked = -1;
+    if (asked < 0) { asked = getenv("TOUCHES") != NULL; }
+    return asked;
+}
 #endif
 
 static bool deferred_may_run(void) {
@@ -61,6 +87,10 @@ static void fault_here(const Action *a, int64_t step) {
     if (!strcmp(how, "stop")) { raise(SIGSTOP); }
     if (!strcmp(how, "crash")) { raise(SIGSEGV); }
     while (!strcmp(how, "hang")) { sleep(1); }
+    for (int i = 0; i < 300 && !strcmp(how, "slow"); i++) {
+        keep_alive();
+        usleep(10000);
+    }
 }
 
 // How the disk of this rank fails: the first letter of HOW, 0: not at all; *at: N.

@@ -1,18 +1,12 @@
-// train_gpt_touches.c: the program, which checks what touches.h says of each action. While an action
-// runs, all memory of parameters, gradients and activations that it does not touch is not a number.
-// So an action that reads what it does not say computes another loss than the program, and one that
-// writes it is named here, and ends the run. Messages are waited for at once: a touch holds until
-// the message is complete, and so must what follows it (sums of quantized gradients, and on the
-// host) be. It also has an architecture with messages inside blocks (toy.h). Not checked: states of
-// steps that overlap, states of pieces, delayed updates.
-#include <stdbool.h>
-static void checked_before(void *executor, const void *action, int index, long long step);
-static void checked_after(void *executor);
-#define EXECUTOR_HOOK(action, step) checked_before(e, action, index, step)
-#define EXECUTOR_DONE(executor) checked_after(executor)
-#define COMM_BEGUN(c, request) comm_wait(c, request)
-#include "toy.h"
-#include "train_gpt.c"
+// checked_touches.h: checks what touches.h says of each action (train_gpt_faulty.c, TOUCHES=1).
+// While an action runs, all memory of parameters, gradients and activations that it does not touch
+// is not a number. So an action that reads what it does not say computes another loss than the
+// program, and one that writes it is named here, and ends the run. Messages are waited for at once:
+// a touch holds until the message is complete, and so must what follows it (sums of quantized
+// gradients, and on the host) be. Not checked: states of steps that overlap, states of pieces,
+// delayed updates.
+#ifndef CHECKED_TOUCHES_H
+#define CHECKED_TOUCHES_H
 
 typedef struct {
     char *at;
@@ -283,3 +277,5 @@ static void checked_after(void *executor) {
     }
     if (!rows_only) { checked_finish(e->store, a); }
 }
+
+#endif
