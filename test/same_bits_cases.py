@@ -10,6 +10,7 @@ The paths are relative to the folder that a run starts in; same_bits.py links it
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 from itertools import product
 
@@ -30,6 +31,10 @@ ODD = "--model layers=3,heads=3,channels=33,vocab=257"
 QUANTIZED = "--zero-quantized-weights 1 --zero-quantized-gradients 1"
 DATA_V2 = "--cyclic v2 --cyclic-mode data"
 EXPERTS = "arch=llama,layers=2,heads=2,channels=32,vocab=256,experts=4,top_k=2,expert_ffn=24"
+SHARED_EXPERTS = EXPERTS + ",shared_experts=1,shared_expert_ffn=40"
+# Their weights are in checkpoints: llm.c's files have no experts.
+IN_CHECKPOINTS = " --export '' --out out"
+EXPERTS, SHARED_EXPERTS = EXPERTS + IN_CHECKPOINTS, SHARED_EXPERTS + IN_CHECKPOINTS
 
 # What cannot be compared. The key is a flag, or FLAG=CHOICE; a case must use all others.
 EXEMPT = {
@@ -54,7 +59,7 @@ class Case:
 
     def words(self):
         base = BASE_EMULATED if self.emulated else BASE
-        return (base + self.flags).split()
+        return shlex.split(base + self.flags)
 
 
 # name: ranks, flags
@@ -207,8 +212,7 @@ RUNS = {  # name: ranks, flags
     ),
     "experts shared": (
         4,
-        f"--model {EXPERTS},shared_experts=1,shared_expert_ffn=40 --expert-parallel 2 --zero 3 "
-        "--recompute block",
+        f"--model {SHARED_EXPERTS} --expert-parallel 2 --zero 3 --recompute block",
     ),
     "experts aux, micro-steps": (
         2,
