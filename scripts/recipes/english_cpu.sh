@@ -6,8 +6,8 @@
 #   Data      .venv/bin/python scripts/recipes/english_corpus.py (docs/results/english.md)
 #   Tokens    800 steps x 8,192 tokens = 6,553,600, so 0.27 of the corpus
 #   Memory    0.67 GiB on each rank (predicted; --dry-run has the table)
-#   Time      XXX
-#   Loss      XXX of held-out text, XXX bits a byte (measured: docs/results/english.md)
+#   Time      about an hour on two cores of an Intel Xeon (3.2 to 4 s a step, measured)
+#   Loss      4.318 of held-out text, 1.459 bits a byte (measured: docs/results/english.md)
 #
 # It goes on after a stop or a crash with --resume 1, in another layout with, for example, --zero 3.
 set -euo pipefail
