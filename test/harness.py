@@ -71,6 +71,8 @@ def need_numpy():
 def output_of(*command, **options):
     """What a program that is no run of train_gpt left: bytes, or with text=True texts."""
     words = [str(word) for word in command]
+    if "env" in options:  # programs that are alone share a folder of MPI's, which the first removes
+        options["env"] = dict(options["env"], OMPI_MCA_orte_tmpdir_base=scratch())
     return subprocess.run(words, **{"capture_output": True, "timeout": TIMEOUT, **options})
 
 
@@ -179,6 +181,7 @@ ENVIRONMENT = dict(
     HWLOC_COMPONENTS="-pci,-linuxio",
     OMPI_MCA_hwloc_base_binding_policy="none",
     OMPI_MCA_ess_singleton_isolated="1",
+    OMPI_MCA_orte_tmpdir_base=TEMPORARY,
     OMPI_MCA_btl="self,vader",
     OMP_WAIT_POLICY="passive",
     MALLOC_MMAP_THRESHOLD_="1000000000",

@@ -858,7 +858,7 @@ class Ranks(TestCase):
 
     def test_nccl_fails(self):
         """An error that NCCL finds by itself, with nobody dead."""
-        _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "150"})
+        _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "40"})
         self.assertRegex(
             said,
             r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+ "
