@@ -69,8 +69,10 @@ def need_numpy():
 
 
 def output_of(*command, **options):
-    """What a program that is no run of train_gpt left: bytes, or with text=True texts."""
+    """What a program that is no Job left: bytes, or with text=True texts."""
     words = [str(word) for word in command]
+    if "env" in options:  # two that share MPI's folder of a machine may both fail
+        options["env"] = {"OMPI_MCA_orte_tmpdir_base": scratch(), **options["env"]}
     return subprocess.run(words, **{"capture_output": True, "timeout": TIMEOUT, **options})
 
 
