@@ -243,16 +243,27 @@ static inline CommRequest comm_all_reduce_begin(Comm *c, CommLabel label, const 
     op.wire = wire;
     return comm_begin(c, &op);
 }
+// Returns an all-to-all. apart: see CommOp.
+static inline CommOp comm_all_to_all_op(CommLabel label, const Group *g, const void *send,
+                                        const int64_t *send_bounds, void *recv,
+                                        const int64_t *recv_bounds, bool apart,
+                                        size_t element_bytes) {
+    CommOp op = comm_collective(COMM_ALL_TO_ALL, label, g, recv, recv_bounds, element_bytes);
+    op.in = (const char *)send;
+    op.bounds = send_bounds;
+    op.recv_bounds = recv_bounds;
+    op.apart = apart;
+    op.slice = comm_received(&op, g->me).data;
+    return op;
+}
 // All-to-all: slice i of send(send_bounds[n]) goes to member i; what member i sends begins at
 // recv_bounds[i] of recv. The two do not overlap. All members call it.
 static inline CommRequest comm_all_to_all_begin(Comm *c, CommLabel label, const Group *g,
                                                 const void *send, const int64_t *send_bounds,
                                                 void *recv, const int64_t *recv_bounds,
                                                 size_t element_bytes) {
-    CommOp op = comm_collective(COMM_ALL_TO_ALL, label, g, recv, recv_bounds, element_bytes);
-    op.in = (const char *)send;
-    op.bounds = send_bounds;
-    op.recv_bounds = recv_bounds;
+    const CommOp op =
+        comm_all_to_all_op(label, g, send, send_bounds, recv, recv_bounds, false, element_bytes);
     return comm_begin(c, &op);
 }
 // The same, where slices need not follow each other: slice i of send is elements send_ranges[2 i]
@@ -261,12 +272,8 @@ static inline CommRequest comm_all_to_all_ranges_begin(Comm *c, CommLabel label,
                                                        const void *send, const int64_t *send_ranges,
                                                        void *recv, const int64_t *recv_ranges,
                                                        size_t element_bytes) {
-    CommOp op = comm_collective(COMM_ALL_TO_ALL, label, g, recv, recv_ranges, element_bytes);
-    op.in = (const char *)send;
-    op.bounds = send_ranges;
-    op.recv_bounds = recv_ranges;
-    op.apart = true;
-    op.slice = comm_received(&op, g->me).data;
+    const CommOp op =
+        comm_all_to_all_op(label, g, send, send_ranges, recv, recv_ranges, true, element_bytes);
     return comm_begin(c, &op);
 }
 
