@@ -88,6 +88,7 @@ typedef struct {
     int64_t traffic[COMM_KINDS][LINK_KINDS]; // rows of experts: of even loads
     int64_t most_rows;   // bytes of rows of experts, if loads are as uneven as they can be
     double step_s, idle; // idle: share of the step in which this rank waits
+    UnevenStep uneven;   // set by plan_make(), where rows of experts are sent; else all 0
 } Prediction;
 
 typedef struct {

@@ -331,6 +331,9 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     if (machine->rates.bytes_per_s > 0) {
         StageStores stages = stage_stores_make(p);
         p->predicted = plan_predict(p, &stages);
+        if (gpt_expert_ranks(&p->model.config) > 1) {
+            p->predicted.uneven = predict_uneven(p, &stages);
+        }
         stage_stores_free(&stages);
     }
     return p;

@@ -92,8 +92,7 @@ static inline OffloadFacts predicted_offload(const Prediction *p, int64_t disk) 
     return f;
 }
 // Adds an object, which the caller ends.
-static inline void json_add_predicted(TextBuffer *line, const Plan *plan, int64_t disk) {
-    Prediction p = plan->predicted;
+static inline void json_add_predicted(TextBuffer *line, Prediction p, int64_t disk) {
     text_add(line, "{\"memory\":");
     json_add_memory(line, p.memory, p.host);
     text_add(line, ",\"traffic\":");
@@ -101,12 +100,7 @@ static inline void json_add_predicted(TextBuffer *line, const Plan *plan, int64_
     text_add(line, ",\"offload\":");
     json_add_offload(line, predicted_offload(&p, disk));
     if (p.most_rows) { text_add(line, ",\"all_to_all_most\":%" PRId64, p.most_rows); }
-    if (gpt_expert_ranks(&plan->model.config) > 1) {
-        StageStores stages = stage_stores_make(plan);
-        const UnevenStep step = predict_uneven(plan, &stages);
-        stage_stores_free(&stages);
-        json_add_uneven(line, &step);
-    }
+    if (p.uneven.most > 0) { json_add_uneven(line, &p.uneven); }
     json_add_field(line, "step_ms", p.step_s * 1000);
     json_add_field(line, "idle", p.idle);
 }
@@ -137,16 +131,12 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 }
 // Prints what all-to-all sends where the loads of experts are not even, as the table has it, and
 // what that does to a step.
-static inline void print_most_rows(const Plan *p) {
-    if (gpt_expert_ranks(&p->model.config) == 1) { return; }
-    if (p->predicted.most_rows) {
+static inline void print_most_rows(const Prediction *p) {
+    if (p->most_rows) {
         printf("  rows of experts: as for even loads; at most %s\n",
-               readable_bytes((double)p->predicted.most_rows).at);
+               readable_bytes((double)p->most_rows).at);
     }
-    StageStores stages = stage_stores_make(p);
-    const UnevenStep step = predict_uneven(p, &stages);
-    stage_stores_free(&stages);
-    print_uneven(stdout, &step);
+    if (p->uneven.most > 0) { print_uneven(stdout, &p->uneven); }
 }
 // Prints the sums of these rows instead of the table. when: "", or since when they hold.
 static inline void print_memory_sum(const Prediction *p, const char *when) {
@@ -520,7 +510,7 @@ static inline void print_start(const RunPlans *plans, const Dataset *train, cons
     if (table && !alone) {
         printf("predicted  traffic sent by rank 0, a step:\n");
         print_traffic(predicted.traffic);
-        print_most_rows(p);
+        print_most_rows(&predicted);
     } else if (!alone) {
         print_traffic_sum(predicted.traffic);
     }
@@ -583,7 +573,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
     json_add_field(line, "half", m->rates.half_tokens);
     json_add_field(line, "attention", m->rates.attention_flops_per_s);
     text_add(line, "},\"predicted\":");
-    json_add_predicted(line, p, plans->file_bytes[0] + plans->file_bytes[1]);
+    json_add_predicted(line, p->predicted, plans->file_bytes[0] + plans->file_bytes[1]);
     const Forecast forecast = forecast_of_plan(p);
     if (m->cluster.nodes) { json_add_forecast(line, &forecast); }
     if (memory) { text_add(line, ",\"fits\":%s", memory->fits ? "true" : "false"); }
@@ -592,7 +582,7 @@ static inline void json_add_start(TextBuffer *line, const RunPlans *plans, Priva
         const Plan *later = plans->later;
         text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":",
                  later->model.parameters, later->config->delink_bytes);
-        json_add_predicted(line, later, later->predicted.stored);
+        json_add_predicted(line, later->predicted, later->predicted.stored);
         text_add(line, "}}");
     }
     json_add_matrices(line, p);
@@ -608,7 +598,7 @@ static inline void report_delink(const Plan *p, int64_t step, Log *log) {
     print_memory_sum(&p->predicted, " from here on");
     TextBuffer line = json_event("delink", step);
     text_add(&line, ",\"parameters\":%" PRId64 ",\"predicted\":", p->model.parameters);
-    json_add_predicted(&line, p, p->predicted.stored);
+    json_add_predicted(&line, p->predicted, p->predicted.stored);
     text_add(&line, "}");
     log_object(log, &line);
 }
