@@ -132,12 +132,7 @@ static inline void json_add_stages(TextBuffer *t, const Placement *placement) {
     text_add(t, "\"stages\":[");
     for (int s = 0; s < placement->stages; s++) {
         const Stage *stage = &placement->stage[s];
-        text_add(t, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":", s ? "," : "", stage->units,
-                 stage->replicas);
-        for (int i = 0; i < stage->replicas; i++) {
-            text_add(t, "%c%d", i ? ',' : '[', stage->ranks[i]);
-        }
-        text_add(t, "]}");
+        json_add_stage(t, s, stage->units, stage->replicas, stage->ranks);
     }
     text_add(t, "]");
 }

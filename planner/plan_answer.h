@@ -144,18 +144,19 @@ static inline void text_add_plan_flags(TextBuffer *t, const Planner *p, const St
              task->sample_tokens);
 }
 // Adds the members of a plan's JSON object, without the braces.
+// Adds stage number s of a plan to an array of JSON. ranks: [replicas]
+static inline void json_add_stage(TextBuffer *t, int s, int units, int replicas, const int *ranks) {
+    text_add(t, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":", s ? "," : "", units, replicas);
+    for (int i = 0; i < replicas; i++) { text_add(t, "%c%d", i ? ',' : '[', ranks[i]); }
+    text_add(t, "]}");
+}
 static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, double one_rank_s) {
     const StagePlan *plan = &c->plan;
     Figure rows[PLAN_FIGURES];
     plan_figures(p, c, one_rank_s, rows);
     text_add(t, "\"stages\":[");
-    for (int s = 0, rank = 0; s < plan->stages; s++) {
-        text_add(t, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":", s ? "," : "", plan->units[s],
-                 plan->replicas[s]);
-        for (int i = 0; i < plan->replicas[s]; i++) {
-            text_add(t, "%c%d", i ? ',' : '[', p->ranks[rank++]);
-        }
-        text_add(t, "]}");
+    for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
+        json_add_stage(t, s, plan->units[s], plan->replicas[s], p->ranks + rank);
     }
     text_add(t, "]");
     json_add_figures(t, rows + PLAN_PREDICTED, PLAN_FIGURES - PLAN_PREDICTED);
