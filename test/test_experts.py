@@ -141,17 +141,7 @@ class Pieces(harness.TestCase):
     """Rows go to experts in pieces (--moe-buffer). That measured memory is the planned one is
     checked of every run (Job.check_end)."""
 
-    FLAGS = dict(
-        seq_len=T,
-        batch_tokens=16 * T,
-        micro_batch=2,
-        steps=3,
-        lr=1e-2,
-        eps=1e-3,
-        threads=1,
-        val_every=3,
-        save_every=3,
-    )
+    FLAGS = dict(Resume.FLAGS, batch_tokens=16 * T, micro_batch=2, steps=3, val_every=3)
     DIVIDED = dict(ranks=2, expert_parallel=2)
     LAYOUTS = (
         dict(DIVIDED),
