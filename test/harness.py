@@ -68,11 +68,17 @@ def need_numpy():
         os.execv(VENV, [VENV, *sys.argv])
 
 
+def apart(environment, **more):
+    """Of a process beside others: programs without mpirun would share one folder of MPI's, which
+    the first to end removes."""
+    return dict(environment, OMPI_MCA_orte_tmpdir_base=scratch(), **more)
+
+
 def output_of(*command, **options):
     """What a program that is no run of train_gpt left: bytes, or with text=True texts."""
     words = [str(word) for word in command]
-    if "env" in options:  # programs that are alone share a folder of MPI's, which the first removes
-        options["env"] = dict(options["env"], OMPI_MCA_orte_tmpdir_base=scratch())
+    if "env" in options:
+        options["env"] = apart(options["env"])
     return subprocess.run(words, **{"capture_output": True, "timeout": TIMEOUT, **options})
 
 

@@ -17,7 +17,7 @@ import sys
 import unittest
 
 import harness
-from harness import EXIT_INPUT, EXIT_RESOURCES, NORM_CHUNK, ROOT, at_once, scratch
+from harness import (EXIT_INPUT, EXIT_RESOURCES, NORM_CHUNK, ROOT, at_once, output_of, scratch)
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import published_runs  # noqa: E402
@@ -39,17 +39,7 @@ def run(*words, ranks=1, address_space=1 << 36):
     )  # nothing of the model is allocated
     if ranks > 1:
         words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks, *words]
-    # MPI starts faster where a single process is alone.
-    alone = {} if ranks > 1 else {"OMPI_MCA_ess_singleton_isolated": "1"}
-    environment = dict(ENVIRONMENT, TMPDIR=scratch(), **alone)
-    return subprocess.run(
-        [str(word) for word in words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=limit,
-    )
+    return output_of(*words, env=ENVIRONMENT, text=True, timeout=60, preexec_fn=limit)
 
 
 def predict(*words, cluster=MANY, ranks=1):

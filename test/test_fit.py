@@ -18,22 +18,14 @@ import unittest
 from random import Random
 
 import harness
-from harness import ALL, EXIT_INPUT, EXIT_RESOURCES, SEED, at_once, scratch, train
+from harness import (ALL, EXIT_INPUT, EXIT_RESOURCES, SEED, at_once, output_of, scratch, train)
 
-ENVIRONMENT = dict(
-    harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1", OMPI_MCA_ess_singleton_isolated="1"
-)
+ENVIRONMENT = dict(harness.ENVIRONMENT, OPENBLAS_NUM_THREADS="1")
 SPARE = 1.05  # of the best time, that --fit may take
 
 
 def run(*words):
-    return subprocess.run(
-        [harness.BINARY, *map(str, words)],
-        env=dict(ENVIRONMENT, TMPDIR=scratch()),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return output_of(harness.BINARY, *words, env=ENVIRONMENT, text=True)
 
 
 def ask(*words):

@@ -45,6 +45,7 @@ from harness import (
     TIMEOUT,
     TOKENS,
     VOCAB,
+    apart,
     at_once,
     get,
     header,
@@ -1037,7 +1038,7 @@ def run(words, folder):
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env=dict(ENVIRONMENT, TMPDIR=folder),
+            env=apart(ENVIRONMENT),
             cwd=folder,
             start_new_session=True,
         )
@@ -1143,7 +1144,7 @@ class Absurd(unittest.TestCase):
             timeout=TIMEOUT,
             stdin=subprocess.DEVNULL,
             preexec_fn=limit,
-            env=dict(ENVIRONMENT, TMPDIR=TEMPORARY),
+            env=apart(ENVIRONMENT),
         )
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(

@@ -20,9 +20,11 @@ import harness
 from harness import (
     EXIT_INPUT,
     EXIT_RESOURCES,
+    apart,
     at_once,
     get,
     header,
+    output_of,
     sample,
     scratch,
 )
@@ -144,13 +146,8 @@ class Completion(harness.TestCase):
             'source <("$0" --help completion); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))'
             ' _train_gpt; echo "${COMPREPLY[@]}"'
         )
-        done = subprocess.run(
-            ["bash", "-c", script, harness.BINARY, *words],
-            env=dict(harness.ENVIRONMENT, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch()),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        shell = "bash", "-c", script, harness.BINARY
+        done = output_of(*shell, *words, env=harness.ENVIRONMENT, text=True, check=True)
         self.assertEqual(done.stderr, "")
         return done.stdout.split()
 
@@ -192,12 +189,10 @@ class Mistakes(harness.TestCase):
     def run_program(cls, typed, ranks=0):
         """Without mpirun, or under it with so many ranks; everything comes into one pipe."""
         start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks else []
-        # MPI starts faster where a single process is alone
-        alone = {} if ranks else {"OMPI_MCA_ess_singleton_isolated": "1"}
         return subprocess.run(
             [*start, harness.BINARY, *shlex.split(GIVEN), *shlex.split(typed)],
             cwd=cls.folder,
-            env=dict(harness.ENVIRONMENT, OMPI_MCA_orte_tmpdir_base=scratch(), **alone),
+            env=apart(harness.ENVIRONMENT),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

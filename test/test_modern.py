@@ -754,13 +754,13 @@ class Delink(Check):
                 what = f"run {number} of seed {SEED}: {config}, {first}, {places}, {changes}"
                 with self.clear(what):
                     job = begun(config, tokens, **second)
+                    if not changes:
+                        shared = job
                     ours = self.follows(config, start, first, tokens)
                     for _ in range(self.AT):
                         ours.step()
                     ours.begin_again(dashed(second))
                     self.assert_close_to(job, ours, self.AT, start, what)
-                    if not changes:
-                        shared = job
                     self.assertEqual(job.steps("loss")[0], shared.steps("loss")[0], what)
 
         self.each(check)

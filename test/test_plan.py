@@ -20,7 +20,18 @@ from pathlib import Path
 from random import Random
 
 import harness
-from harness import BINARY, PLANTED, ROOT, SEED, at_once, sample, scratch
+from harness import (
+    BINARY,
+    ENVIRONMENT,
+    PLANTED,
+    ROOT,
+    SEED,
+    apart,
+    at_once,
+    output_of,
+    sample,
+    scratch,
+)
 from planted_faults import PLANNER, numbered
 
 sys.path.insert(0, str(Path(ROOT) / "scripts"))
@@ -28,11 +39,6 @@ from papers import dapple_planners  # noqa: E402
 
 PROFILES = os.path.join(ROOT, "test/golden/dapple_profiles.json")
 TASK = ["--cluster", "2x8,intra=25,inter=3,gather=1", "--seq-len", "1", "--batch-tokens", "64"]
-
-
-def environment():
-    """With a folder for MPI's files that no other process makes at the same time."""
-    return dict(harness.ENVIRONMENT, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch())
 
 
 def plan(*flags, model="bert-48"):
@@ -44,15 +50,7 @@ def plan(*flags, model="bert-48"):
         *TASK,
         *flags,
     ]
-    return subprocess.run(
-        list(map(str, command)),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return output_of(*command, env=ENVIRONMENT, text=True)
 
 
 class Plan(unittest.TestCase):
@@ -93,7 +91,7 @@ class Plan(unittest.TestCase):
         for name, words in cases.items():
             words = [BINARY, *map(str, [*words, *size])]
             ask = lambda *more: subprocess.check_output(
-                [*words, *more], env=environment(), text=True, timeout=120
+                [*words, *more], env=apart(ENVIRONMENT), text=True, timeout=120
             )
             answer = json.loads(ask("--plan", "--json"))
             self.assertIn(f"\nflags      {answer['flags']}\n", ask("--plan"))
@@ -126,7 +124,7 @@ class Plan(unittest.TestCase):
         words = [BINARY, "--json", "--cluster", "2x4,intra=10,inter=0.5,tflops=10,memory=200"]
         words += ["--seq-len", "1024", "--batch-tokens", "131072", "--dtype", "fp32", "--zero", "1"]
         ask = lambda *more: json.loads(
-            subprocess.check_output([*words, *more], env=environment(), text=True, timeout=120)
+            subprocess.check_output([*words, *more], env=apart(ENVIRONMENT), text=True, timeout=120)
         )
         recomputed = set()
         for model, limit in (
@@ -222,7 +220,7 @@ class Experts(unittest.TestCase):
     def ask(self, *words):
         done = subprocess.run(
             list(map(str, [BINARY, *words])),
-            env=environment(),
+            env=apart(ENVIRONMENT),
             capture_output=True,
             text=True,
             timeout=120,
@@ -314,7 +312,7 @@ class Experts(unittest.TestCase):
             ("d12", ["--moe-balance", "aux"], 2, "no experts"),
         ):
             command = [BINARY, "--plan", "--model", model, *small, *words]
-            done = harness.output_of(*map(str, command), text=True, env=environment())
+            done = output_of(*command, text=True, env=ENVIRONMENT)
             self.assertEqual(done.returncode, status, (words, done.stderr))
             self.assertIn(name, done.stderr)
 
@@ -438,7 +436,7 @@ class Faults(unittest.TestCase):
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=dict(environment(), **more),
+            env=apart(ENVIRONMENT, **more),
             capture_output=True,
             text=True,
             timeout=300,

@@ -20,6 +20,7 @@ from harness import (
     BINARY,
     EXIT_DONE,
     EXIT_RESOURCES,
+    apart,
     at_once,
     checkpoints,
     command_line,
@@ -48,11 +49,10 @@ PRINTS = (
 
 def run(words, environment=(), shell='exec "$0" "$@"', **options):
     """A run of one rank without mpirun, in a shell that may redirect its streams."""
-    own = dict(OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch())
     return subprocess.run(
         ["bash", "-c", shell, BINARY, *map(str, words)],
         **{
-            "env": dict(harness.ENVIRONMENT, **own, **dict(environment)),
+            "env": apart(harness.ENVIRONMENT, **dict(environment)),
             "capture_output": True,
             "timeout": harness.TIMEOUT,
             "text": True,
@@ -172,7 +172,7 @@ class Spin(harness.TestCase):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=dict(PLAIN, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch()),
+            env=apart(PLAIN, OMPI_MCA_ess_singleton_isolated="1"),
         ) as process:
             process.stdin.write(b"A\n")
             process.stdin.flush()
@@ -223,7 +223,7 @@ class Spin(harness.TestCase):
         with subprocess.Popen(
             [BINARY, *map(str, [*SMALL, *train])],
             stdout=subprocess.DEVNULL,
-            env=dict(PLAIN, OMPI_MCA_ess_singleton_isolated="1", TMPDIR=scratch()),
+            env=apart(PLAIN, OMPI_MCA_ess_singleton_isolated="1"),
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         ) as run:
             try:
