@@ -52,7 +52,7 @@ static const HelpTopic help_topics[] = {
     {"pipeline",
      "blocks divided over ranks, and the planner",
      {"mpirun -np 4 ./train_gpt --pipeline 4 --micro-batches 8",
-      "./train_gpt --plan --model gpt2:1558M --cluster 2x8,intra=25,inter=3"},
+      "./train_gpt --plan --model gpt2:1558M --cluster 2x8,gpu=h100"},
      "  rank 0 | F0 F1 .. B0 F2 B1 F3 B2 .. B3  the first blocks; F forward, B back\n"
      "  rank 1 | .. F0 B0 F1 B1 F2 B2 F3 B3 ..  the others; of micro-batches 0 to 3,\n"
      "             time -->                     two dots: idle\n"},
@@ -86,7 +86,7 @@ static const HelpTopic help_topics[] = {
      "  sample 3's gradient --> cut to length R /  of sigma R      grows with each\n"},
     {"cluster",
      "lost ranks, and clusters that are not there",
-     {"./train_gpt --dry-run --zero 3 --cluster 24x16,intra=150,inter=12.5",
+     {"./train_gpt --dry-run --zero 3 --cluster 24x16,gpu=v100",
       "mpirun -np 4 ./train_gpt --watchdog 60 --ranks-per-node 2"}},
 };
 enum { HELP_TOPICS = LENGTH_OF(help_topics) };

@@ -10,6 +10,7 @@ tests show can be given.
     Started     every command of README.md and docs/ that is not one of ELSEWHERE ends with exit
                 code 0: on small data, with flags behind it that shorten it (the last one counts),
                 in a folder that looks like the project's
+    Help        what --help TOPIC shows is refused by no rule, where it trains nothing
     Links       every link leads to a file and a section that are there; the section of a claim
                 has the verdict of docs/results.md
     Export      docs/running.md's way from a run to a model file, a folder for transformers, and
@@ -605,6 +606,30 @@ class Started(unittest.TestCase):
 SHORT_RUN = [
     word for name in ("--model", "--seq-len", "--steps") for word in (name, SHORT[name])
 ] + ["--val-every", "0"]
+
+
+# --------------------------------------------------------------------------------------------------
+class Help(unittest.TestCase):
+    def help(self, *topic):
+        done = subprocess.run(
+            [BINARY, "--help", *topic], capture_output=True, text=True, env=ENVIRONMENT, check=True
+        )
+        return done.stdout
+
+    def test_examples(self):
+        topics = re.search(r"(?s)of a topic: (.*?)\n--help", self.help())[1]
+        seen = 0
+        for topic in re.split(r",\s+", topics):
+            for _, command in blocks(self.help(topic).split("\n")):
+                words = words_of(command)
+                if {"--dry-run", "--plan", "--dp-account"} & set(words):
+                    seen += 1
+                    done = subprocess.run(
+                        [BINARY, *words[1:]], capture_output=True, text=True, env=ENVIRONMENT
+                    )
+                    with self.subTest(command):
+                        self.assertIn(done.returncode, (0, EXIT_RESOURCES), done.stderr)
+        self.assertGreater(seen, 3)
 
 
 # --------------------------------------------------------------------------------------------------
