@@ -233,7 +233,9 @@ static inline double product_seconds(const Costs *c, UnitClass class_of_unit, do
 static inline double compute_seconds(const Costs *c, const Action *a) {
     if (c->rates.units.known && !c->clip.on) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
-        return a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][kind];
+        const UnitTimes *times = &c->rates.units;
+        const UnitClass unit = gpt_unit_class(c->model, a->unit);
+        return a->rows * times->row_s[unit][kind] + (a->rows > 0 ? times->pass_s[unit][kind] : 0);
     }
     double tokens = a->rows * c->T, C = gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
@@ -285,27 +287,32 @@ static inline double pass_seconds(const Costs *c, const Action *a) {
     }
     return c->passes->last[unit][a->kind].seconds;
 }
-// Returns the seconds of a sample in each kind of unit, in micro-steps of `rows` samples.
-static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rates, double rows,
-                                            double T) {
+// Returns the seconds of each kind of unit. They grow by as much with each sample.
+static inline UnitTimes unit_times_of_rates(const GptModel *m, const Rates *rates, double T) {
     const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
     const Costs costs = {.model = m, .rates = *rates, .T = T};
     UnitTimes times = {.known = true};
     for (int c = 0; c < UNIT_CLASSES; c++) {
         for (int k = 0; k < 3; k++) {
             Action a = action_make(kinds[k], c == UNIT_HEAD ? m->units - 1 : c, -1, 0);
-            a.rows = (int)rows;
-            times.row_s[c][kinds[k]] = compute_seconds(&costs, &a) / rows;
+            double seconds[2];
+            for (int rows = 1; rows <= 2; rows++) {
+                a.rows = rows;
+                seconds[rows - 1] = compute_seconds(&costs, &a);
+            }
+            times.row_s[c][kinds[k]] = seconds[1] - seconds[0];
+            times.pass_s[c][kinds[k]] = 2 * seconds[0] - seconds[1];
         }
     }
     return times;
 }
-// Returns those of a sample in all units.
-static inline double unit_times_all(const GptModel *m, const UnitTimes *times) {
+// Returns the seconds in which one rank computes so many samples in all units, in one pass.
+static inline double unit_times_all(const GptModel *m, const UnitTimes *times, double rows) {
     double seconds = 0;
     for (int c = 0; c < UNIT_CLASSES; c++) {
         for (int k = 0; k < 3; k++) {
-            seconds += (c == UNIT_BLOCK ? (double)m->config.layers : 1) * times->row_s[c][k];
+            seconds += (c == UNIT_BLOCK ? (double)m->config.layers : 1) *
+                       (rows * times->row_s[c][k] + times->pass_s[c][k]);
         }
     }
     return seconds;

@@ -23,7 +23,9 @@
 // --cluster
 typedef struct {
     bool known;
-    double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+    // seconds of FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT: of each sample, and of each pass,
+    // however few its samples are
+    double row_s[UNIT_CLASSES][3], pass_s[UNIT_CLASSES][3];
 } UnitTimes;
 typedef struct {
     double flops_per_s; // matrix products on this rank, with all its threads

@@ -57,7 +57,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     double activations = 0, waiting = 0, before = 0; // before: elements of the unit before
     for (int u = 0; u < m->units; u++) {
         const UnitClass kind = gpt_unit_class(m, u);
-        const double *row_s = times->row_s[kind];
+        const double *row_s = times->row_s[kind], *pass_s = times->pass_s[kind];
         int storages[2], n = gpt_unit_storages(m, u, storages);
         double elements = 0;
         for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
@@ -69,6 +69,9 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         plan_model_add(&model, u, row_s[ACT_FORWARD],
                        row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], activations,
                        elements * sizeof(float));
+        plan_model_pass(&model, u, pass_s[ACT_FORWARD],
+                        pass_s[ACT_BACKWARD_INPUT] + pass_s[ACT_BACKWARD_WEIGHT],
+                        pass_s[ACT_BACKWARD_WEIGHT]);
         plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], waiting + boundary);
         // one block's activations are recomputed at a time
         plan_model_keep(&model, u, kind == UNIT_BLOCK ? 0 : activations, u ? boundary : 0);
@@ -175,11 +178,11 @@ static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream 
     return c;
 }
 
-// Returns the seconds of a sample in the model's units, by the rates of --cluster.
+// Returns the seconds of the model's units, by the rates of --cluster.
 static inline UnitTimes times_on_cluster(const Cluster *c, const GptModel *m,
                                          const ExecutorShape *shape) {
     const Rates rates = cluster_rates(c, shape->dtype);
-    return unit_times_of_rates(m, &rates, (double)shape->rows, (double)shape->T);
+    return unit_times_of_rates(m, &rates, (double)shape->T);
 }
 // The same, as timed on the fastest rank, or on rank 0 where it is nearly as fast. slowness[ranks]
 // receives the time of each rank in that one's. All ranks call it. Ends the program (EXIT_INPUT) if
@@ -231,7 +234,7 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
                                            : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     PlanTask task = planner_task(&model, &cluster, o, given);
-    task_set_run(&task, &optimizers[o->optimizer], dtype, (int)o->zero);
+    task_set_run(&task, &optimizers[o->optimizer], dtype, (DType)o->reduce_dtype, (int)o->zero);
     if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
     StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);

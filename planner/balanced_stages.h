@@ -30,10 +30,8 @@ static inline void plan_slowness(const PlanTask *t, const StagePlan *p, double *
 // fits.
 static inline bool stage_is_fast(const PlanTask *t, const StagePlan *p, int s, int first, int end,
                                  double most) {
-    const PlanModel *m = t->model;
-    const double rows = plan_rows(p->micro_batch, p->replicas[s]);
-    return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <=
-           most;
+    const StageSeconds seconds = plan_stage_seconds(t, p, first, end, p->replicas[s], 1);
+    return seconds.forward + seconds.backward <= most;
 }
 static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int first, int end,
                               double unused) {
@@ -79,8 +77,9 @@ static inline bool plan_fill(const PlanTask *t, StagePlan *p, const double *slow
 }
 // Balances the plan's cuts.
 static inline void plan_balance(const PlanTask *t, StagePlan *p) {
-    double low = 0, high = p->micro_batch * (t->model->forward[t->model->units] +
-                                             t->model->backward[t->model->units]);
+    // recomputation takes at most as long again
+    double low = 0,
+           high = 2 * plan_units_seconds(t->model, 0, t->model->units, (double)p->micro_batch);
     double slowness[PLAN_STAGES];
     plan_slowness(t, p, slowness);
     high *= cluster_most_slowness(&t->cluster);
@@ -148,7 +147,8 @@ static inline PaceSearch pace_search_make(const PlanTask *t) {
             const size_t at = m * width + k;
             const int begin = pace_rank(&s, m - k);
             s.stage[at] = plan_ranks(&t->cluster, s.all + begin, pace_rank(&s, m) - begin);
-            s.reduce[at] = 1e-9 * plan_all_reduce_s(&t->cluster, &s.stage[at], t->own_sums, 1e9);
+            s.reduce[at] = 1e-9 * (t->sum_share + t->gather_share) *
+                           plan_all_reduce_s(&t->cluster, &s.stage[at], t->own_messages, 1e9);
         }
     }
     return s;
@@ -171,16 +171,14 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
     const PlanModel *model = t->model;
     const int width = s->ranks + 1, at = units * width + m, end = pace_unit(s, units);
     const PlanRanks *ranks = &s->stage[m * width + k];
-    const double rows = plan_rows(p->micro_batch, ranks->n),
-                 of_step = (double)p->micro_batch / t->samples,
+    const double of_step = (double)p->micro_batch / t->samples,
                  reduce = of_step * s->reduce[m * width + k];
     const bool least = isinf(most);
     for (int f = units - 1; f >= (m > k ? 1 : 0); f--) {
         const int first = pace_unit(s, f);
-        const double forward = model->forward[end] - model->forward[first],
-                     backward = model->backward[end] - model->backward[first] +
-                                (p->recompute ? forward : 0),
-                     time = rows * ranks->slowness * (forward + backward),
+        const StageSeconds seconds =
+            plan_stage_seconds(t, p, first, end, ranks->n, ranks->slowness);
+        const double time = seconds.forward + seconds.backward,
                      pace = time + reduce * plan_summed_bytes(model, first, end, ranks->n);
         double bytes, value = least ? pace : time;
         if (pace > most || (least && pace >= s->value[at]) ||

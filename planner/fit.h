@@ -531,7 +531,7 @@ static inline void fit_try_pipelines(Fit *f, const FitWay *one, const UnitTimes 
     l.task.memory = INFINITY;
     l.task.most_work = (1 << 19) / f->degrees;
     // unless a ZeRO stage is given, the one at which parameters and gradients stay
-    task_set_run(&l.task, &optimizers[o->optimizer], f->spec->dtype,
+    task_set_run(&l.task, &optimizers[o->optimizer], f->spec->dtype, (DType)o->reduce_dtype,
                  fit_pinned(f, OPTION_INDEX_zero) ? (int)o->zero : 1);
     for (int i = 0; i < f->degrees; i++) {
         fit_take_degree(&l, i);
@@ -674,11 +674,9 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
     f.memory = planner_memory(&f.machine.cluster, o);
     f.host = option_size("host-memory", o->host_memory);
     f.offloads = f.machine.cluster.link > 0 && f.machine.cluster.host > 0 && o->fit;
-    const double rows = 1 << 20; // no micro-step computes faster
     const UnitTimes times =
-        here ? measured.units
-             : unit_times_of_rates(&whole, &f.machine.rates, rows, (double)o->seq_len);
-    f.one_rank_s = (double)c->samples * unit_times_all(&whole, &times);
+        here ? measured.units : unit_times_of_rates(&whole, &f.machine.rates, (double)o->seq_len);
+    f.one_rank_s = unit_times_all(&whole, &times, (double)c->samples);
     if (comm->rank == 0) { fit_search(&f, &times); }
     comm_broadcast(comm, &f.found, sizeof f.found, 0);
     if (!f.found) {

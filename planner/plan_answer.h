@@ -306,7 +306,7 @@ static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Opt
             SCHEDULE_MAX);
     }
     Planner p = planner_make(&t);
-    double one_rank_s = t.samples * (model->forward[model->units] + model->backward[model->units]);
+    const double one_rank_s = plan_units_seconds(model, 0, model->units, (double)t.samples);
     if (to && o->json) {
         print_answer_json(to, &p, a, one_rank_s);
     } else if (to) {

@@ -32,13 +32,12 @@
 typedef struct {
     const int *ranks; // ascending
     int n, first_node, last_node;
-    int most;          // ranks of a node, at most
-    double node_share; // of an all-reduce's bytes, that a node's link carries in own_sums
-    double slowness;   // of the slowest rank: all wait for it
+    int least, most; // ranks of a node that has some
+    double sent;     // of an all-reduce's bytes, what a rank sends to other nodes at most, if own
+    double slowness; // of the slowest rank: all wait for it
 } PlanRanks;
-// Finds on how many nodes the ranks are, how many at most on one, the largest 2 k (n - k) / n of a
-// node's k ranks (the share of the bytes that leave it if all exchange slices), and the slowness of
-// the slowest.
+// Finds on how many nodes the ranks are, how many on one, the largest 2 (n - k) / n of a
+// node's k ranks (what leaves each of them if all exchange slices), and the slowness of the slowest.
 static inline int plan_spread(const Cluster *c, PlanRanks *p) {
     int nodes = 0;
     for (int i = 0, k; i < p->n; i += k) {
@@ -47,7 +46,8 @@ static inline int plan_spread(const Cluster *c, PlanRanks *p) {
         k = (int)min_i64(p->n - i, end - p->ranks[i]);
         while (p->ranks[i + k - 1] >= end) { k--; }
         p->most = max_i64(p->most, k);
-        p->node_share = max_f64(p->node_share, 2.0 * k * (p->n - k) / p->n);
+        p->least = p->least ? min_i64(p->least, k) : k;
+        p->sent = max_f64(p->sent, 2.0 * (p->n - k) / p->n);
         p->slowness = max_f64(p->slowness, cluster_slowness(c, p->ranks[i]));
         nodes++;
     }
@@ -59,29 +59,46 @@ static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
     p.first_node = cluster_node_of(c, ranks[0]);
     p.last_node = cluster_node_of(c, ranks[n - 1]);
     // members that are spread evenly add up inside their node first (comm/collectives.h)
-    if (p.most * nodes == n) { p.node_share = 2.0 * (nodes - 1) / nodes; }
+    if (p.most * nodes == n) { p.sent = 2.0 * (nodes - 1) / n; }
     return p;
 }
-// Returns the seconds of an all-reduce of `bytes` over the ranks of a stage. own_sums: as this
-// program makes it, inside nodes and then between them. Otherwise as in the paper, in a ring: each
-// rank sends 2 (n - 1) / n of the bytes, over a node's link, or inside a node where n / 2 pairs
-// send at once.
-static inline double plan_all_reduce_s(const Cluster *c, const PlanRanks *p, bool own_sums,
+// Returns the ranks of two stages together, as far as plan_all_reduce_s() needs them.
+static inline PlanRanks plan_ranks_of_both(const PlanRanks *a, const PlanRanks *b) {
+    const int n = a->n + b->n, first_node = (int)min_i64(a->first_node, b->first_node),
+              last_node = (int)max_i64(a->last_node, b->last_node);
+    const bool same = a->first_node == b->first_node && a->last_node == b->last_node,
+               even = a->most == a->least && b->most == b->least && (same || a->most == b->most);
+    const int most = same ? a->most + b->most : (int)max_i64(a->most, b->most),
+              least = same ? a->least + b->least : (int)min_i64(a->least, b->least);
+    PlanRanks p = {
+        .n = n, .first_node = first_node, .last_node = last_node, .least = least, .most = most};
+    p.sent = even ? 2.0 * (n - most) / n / most : 2.0 * (n - least) / n;
+    return p;
+}
+// Returns the bytes/s of a rank between nodes, of whose link the other ranks of its node have as
+// much (cluster_rates()).
+static inline double plan_inter_of_rank(const Cluster *c) { return c->inter * 1e9 / c->ranks; }
+// Returns the seconds of an all-reduce of `bytes` over the ranks of a stage. own: as this program
+// makes it, inside nodes and then between them. Otherwise as in the paper, in a ring: each rank
+// sends 2 (n - 1) / n of the bytes, over a node's link, or inside a node where n / 2 pairs send at
+// once.
+static inline double plan_all_reduce_s(const Cluster *c, const PlanRanks *p, bool own,
                                        double bytes) {
     const bool crosses = p->first_node != p->last_node;
     const double latency = 2e-6 * c->latency, ring = 2.0 * (p->n - 1) / p->n;
     if (p->n == 1 || bytes == 0) { return 0; }
-    if (!own_sums) {
+    if (!own) {
         return ring * bytes / ((crosses ? c->inter : c->intra * (p->n / 2)) * 1e9) + latency;
     }
-    const double inside = 2.0 * (p->most - 1) / p->most / c->intra,
-                 between = crosses ? p->node_share / c->inter : 0;
-    return (inside + between) * 1e-9 * bytes + latency;
+    const double inside = 2.0 * (p->most - 1) / p->most / (c->intra * 1e9),
+                 between = crosses ? p->sent / plan_inter_of_rank(c) : 0;
+    return (inside + between) * bytes + latency;
 }
 // Transfer of `bytes` from all ranks of a stage to all of another, split and concatenated on the
-// way. Several senders to one node share its gather rate.
+// way. own: as this program sends it, each rank its samples. Otherwise as in the paper: several
+// senders to one node share its gather rate.
 static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to,
-                                     double bytes) {
+                                     bool own, double bytes) {
     bool one_node = to->first_node == to->last_node;
     int outside = 0;
     if (!one_node) {
@@ -92,6 +109,10 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
         }
     }
     if (bytes == 0) { return 0; }
+    if (own) {
+        return bytes / from->n / (outside ? plan_inter_of_rank(c) : c->intra * 1e9) +
+               1e-6 * c->latency * ceil_div(to->n, from->n);
+    }
     if (!outside) { return bytes / (c->intra * 1e9) + 1e-6 * c->latency; }
     double share = one_node ? (double)outside / from->n : 1;
     return share * bytes / ((one_node && outside > 1 ? c->gather : c->inter) * 1e9) +
@@ -128,9 +149,11 @@ typedef struct {
     // bytes of the states of a parameter: on each rank of a stage; those that its ranks divide
     double whole, divided;
     int64_t micro_batch; // only this size; 0: any
-    // Gradients are summed as this program does it, not in the paper's ring; messages take time
-    // from computing (overlap= of the cluster), and a step ends with the update.
-    bool own_sums;
+    // Messages are those of this program, not the paper's: they take time from computing (overlap=
+    // of the cluster), and a step ends with the update, between sums of gradients and a gathering
+    // of parameters. What these two take of an all-reduce of gradients in fp32.
+    bool own_messages;
+    double sum_share, gather_share;
     double update_bytes; // memory traffic of a parameter's update; 0: not known
     // tokens and floating-point operations of a sample; 0 operations: not known
     double sample_tokens, sample_flops;
@@ -142,14 +165,18 @@ typedef struct {
 static inline int task_ranks(const PlanTask *t) { return t->cluster.all_ranks; }
 // Sets what a task's states take at a ZeRO stage.
 static inline void task_set_states(PlanTask *t, const Optimizer *o, DType dtype, int zero_stage) {
+    t->sum_share = 1;
     t->zero = zero_stage;
     t->whole = parameter_bytes(o, dtype, zero_stage, INFINITY);
     t->divided = parameter_bytes(o, dtype, zero_stage, 1) - t->whole;
 }
-// The same, and what else is known of a run: sums as it makes them, and its updates.
-static inline void task_set_run(PlanTask *t, const Optimizer *o, DType dtype, int zero_stage) {
+// The same, and what else is known of a run: its messages, sums in reduce_dtype, and its updates.
+static inline void task_set_run(PlanTask *t, const Optimizer *o, DType dtype, DType reduce_dtype,
+                                int zero_stage) {
     task_set_states(t, o, dtype, zero_stage);
-    t->own_sums = true;
+    t->own_messages = true;
+    t->sum_share = (double)dtype_size(reduce_dtype) / (2 * sizeof(float));
+    t->gather_share = (double)dtype_size(dtype) / (2 * sizeof(float));
     t->update_bytes = optimizer_update_bytes(o);
 }
 // Returns the parameters of the units from `first` to the one before `end`: the model has the bytes
@@ -298,14 +325,12 @@ static inline void plan_place(const PlanTask *t, const StagePlan *plan, int *ran
 typedef struct {
     // depth: micro-batches in flight for which there is memory, D
     int stages, micro_batches, depth;
-    // seconds of a micro-batch; backward includes recomputation
-    double forward[PLAN_STAGES], backward[PLAN_STAGES];
-    // the part of backward that may wait: weight parts of zero-bubble schedules; else 0
-    double weight[PLAN_STAGES];
+    // seconds of a micro-batch (StageSeconds)
+    double forward[PLAN_STAGES], backward[PLAN_STAGES], weight[PLAN_STAGES];
     // seconds of a micro-batch's messages from this stage to the next, and back
     double send[PLAN_STAGES], send_back[PLAN_STAGES];
-    // seconds of the all-reduce; of what is left of it, and of the update, after the stage's last
-    // backward
+    // seconds of the sums of gradients and of gathering parameters; of what is left of them, and of
+    // the update, while the stage computes nothing
     double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
     double memory[PLAN_STAGES]; // bytes that a rank needs
     int live[PLAN_STAGES];      // micro-batches in flight, K
@@ -341,24 +366,51 @@ static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_
                                .depth = depth};
     return pipeline_live(&plan, stage);
 }
-// Returns the seconds of a stage's all-reduces that remain after its last backward. The all-reduce
+// Returns the samples of a micro-batch that the busiest replica has.
+static inline double plan_rows(int64_t micro_batch, int replicas) {
+    return (double)ceil_div(micro_batch, replicas);
+}
+// Seconds of a micro-batch in a stage.
+typedef struct {
+    double forward;
+    double backward; // includes recomputation
+    double weight;   // the part of backward that may wait: weight parts of zero-bubble; else 0
+} StageSeconds;
+// Returns the time of the units from `first` to the one before `end` on this many ranks, of which
+// the slowest takes so many times as long as the fastest ones.
+static inline StageSeconds plan_stage_seconds(const PlanTask *t, const StagePlan *p, int first,
+                                              int end, int replicas, double slowness) {
+    const PlanModel *m = t->model;
+    const bool waits = p->kind == PIPELINE_ZERO_BUBBLE;
+    const double rows = plan_rows(p->micro_batch, replicas),
+                 forward = slowness * unit_seconds(&m->forward, first, end, rows);
+    const StageSeconds s = {
+        .forward = forward,
+        .backward =
+            slowness * unit_seconds(&m->backward, first, end, rows) + (p->recompute ? forward : 0),
+        .weight = waits ? slowness * unit_seconds(&m->weight, first, end, rows) : 0,
+    };
+    return s;
+}
+// Returns the seconds of a stage's messages of gradients that remain after its last backward: that
 // of each unit begins when its gradients are complete, the last unit's first; they run one after
-// another.
-static inline double plan_reduce_late(const PlanTask *t, int first, int end, const PlanRanks *ranks,
-                                      double rows, bool recompute) {
+// another. gather: instead, the seconds in which its first forward waits for parameters, each
+// unit's message before the unit: the same, back in time. share: of an all-reduce.
+static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int first, int end,
+                                    const PlanRanks *ranks, bool gather, double share) {
     const PlanModel *m = t->model;
     double computed = 0, sent = 0;
-    if (ranks->n == 1) { return 0; }
+    if (ranks->n == 1 || share == 0) { return 0; }
     double latency = 2e-6 * t->cluster.latency,
-           per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_sums, 1) - latency;
+           per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_messages, 1) - latency;
     for (int u = end - 1, n; u >= first; u -= n) {
-        // The n units up to u that are alike: the all-reduce that ends last waits for the first of
+        // The n units up to u that are alike: the message that ends last waits for the first of
         // them, or for the last, or for those before.
         n = u + 1 - (int)max_i64(first, m->alike[u]);
+        const StageSeconds unit = plan_stage_seconds(t, p, u, u + 1, ranks->n, ranks->slowness);
         const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n),
-                     one = rows * (m->backward[u + 1] - m->backward[u] +
-                                   (recompute ? m->forward[u + 1] - m->forward[u] : 0)),
-                     message = bytes > 0 ? per_byte * bytes + latency : 0;
+                     one = gather ? unit.forward : unit.backward,
+                     message = bytes > 0 ? share * (per_byte * bytes + latency) : 0;
         if (bytes > 0) {
             sent =
                 max_f64(max_f64(sent, computed + one) + n * message, computed + n * one + message);
@@ -366,10 +418,6 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, con
         computed += n * one;
     }
     return max_f64(0, sent - computed);
-}
-// Returns the samples of a micro-batch that the busiest replica has.
-static inline double plan_rows(int64_t micro_batch, int replicas) {
-    return (double)ceil_div(micro_batch, replicas);
 }
 // Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
 // backward pass needs (of activations only what is kept, if the rest is recomputed) and what
@@ -451,14 +499,11 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
 // as the fastest ones.
 static inline void stage_computes(const PlanTask *t, const StagePlan *p, int s, int first,
                                   double slowness, PlanCosts *c) {
-    const PlanModel *m = t->model;
-    const int end = first + p->units[s];
-    // as if the slowest rank computed more rows
-    const double rows = plan_rows(p->micro_batch, p->replicas[s]) * slowness,
-                 forward = rows * (m->forward[end] - m->forward[first]);
-    c->forward[s] = forward;
-    c->backward[s] = rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
-    c->weight[s] = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
+    const StageSeconds seconds =
+        plan_stage_seconds(t, p, first, first + p->units[s], p->replicas[s], slowness);
+    c->forward[s] = seconds.forward;
+    c->backward[s] = seconds.backward;
+    c->weight[s] = seconds.weight;
 }
 // Computes the costs of a plan that do not depend on which ranks it has: memory, and the time of
 // computing on the fastest ranks. All other costs are 0. Returns false if it does not fit the
@@ -481,23 +526,39 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     const PlanModel *m = t->model;
     if (!plan_costs_anywhere(t, p, c)) { return false; }
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
+    const PlanRanks first_stage = here;
+    const bool own = t->own_messages;
+    const double share = t->sum_share + t->gather_share;
+    double fill = 0; // when the first micro-batch arrives
     for (int s = 0, first = 0; s < p->stages; s++) {
         const int end = first + p->units[s];
-        const double rows = plan_rows(p->micro_batch, p->replicas[s]) * here.slowness;
         if (here.slowness != 1) { stage_computes(t, p, s, first, here.slowness, c); }
-        c->reduce[s] = plan_all_reduce_s(&t->cluster, &here, t->own_sums,
-                                         plan_summed_bytes(m, first, end, here.n));
-        c->reduce_late[s] = plan_reduce_late(t, first, end, &here, rows, p->recompute);
+        c->reduce[s] = share * plan_all_reduce_s(&t->cluster, &here, own,
+                                                 plan_summed_bytes(m, first, end, here.n));
+        const double sums = plan_exposed_s(t, p, first, end, &here, false, t->sum_share),
+                     gathers = plan_exposed_s(t, p, first, end, &here, true, t->gather_share);
+        c->reduce_late[s] = sums + max_f64(0, gathers - fill);
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
             double bytes = p->micro_batch * m->cut[end];
-            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, bytes);
-            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, bytes);
+            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, own, bytes);
+            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, own, bytes);
+            fill += c->forward[s] + c->send[s];
             here = next;
         }
         first = end;
     }
-    if (t->own_sums) { plan_add_own(t, p, c); }
+    if (own && p->stages > 1) {
+        // The table that the embedding shares with the head is summed last, and used first.
+        const PlanRanks both = plan_ranks_of_both(&first_stage, &here);
+        const double bytes = m->tied * sizeof(float),
+                     alone = plan_all_reduce_s(&t->cluster, &first_stage, own, bytes);
+        const double more =
+            share * max_f64(0, plan_all_reduce_s(&t->cluster, &both, own, bytes) - alone);
+        c->reduce[0] += more;
+        c->reduce_late[0] += more;
+    }
+    if (own) { plan_add_own(t, p, c); }
     return true;
 }
 

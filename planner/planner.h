@@ -249,15 +249,14 @@ static inline void planner_add_splits(Planner *p, const StagePlan *plan, int s) 
     int first = 0;
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
     const int stride = ceil_div(plan->units[s], MANY), end = first + plan->units[s];
-    const double begin_s = m->forward[first] + m->backward[first],
-                 time_s = m->forward[end] + m->backward[end] - begin_s;
+    const double rows = plan_rows(plan->micro_batch, plan->replicas[s]),
+                 time_s = plan_units_seconds(m, first, end, rows);
     for (int i = 0, r; plan->stages < PLAN_STAGES &&
                        (r = split_choice(plan->replicas[s], p->task->cluster.ranks, i));
          i++) {
         int balanced = 1;
-        while (first + balanced + 1 < end &&
-               m->forward[first + balanced] + m->backward[first + balanced] - begin_s <
-                   time_s * r / plan->replicas[s]) {
+        while (first + balanced + 1 < end && plan_units_seconds(m, first, first + balanced, rows) <
+                                                 time_s * r / plan->replicas[s]) {
             balanced++;
         }
         for (int units = 1; units < plan->units[s]; units++) {

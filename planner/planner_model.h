@@ -1,7 +1,8 @@
 // planner_model.h: the model that the planner plans for: a list of units, each with the time that a
-// sample takes forward and backward, the bytes of activations and parameters, and the bytes that
-// cross the border before the unit. All of these but the parameters scale with the samples. Prefix
-// sums give the cost of any stage. It is read from a profile (--profile), or timed (auto_stages.h).
+// micro-batch takes forward and backward, the bytes of activations and parameters, and the bytes
+// that cross the border before the unit. All of these but the parameters grow with the samples.
+// Prefix sums give the cost of any stage. It is read from a profile (--profile), or timed
+// (auto_stages.h).
 #ifndef PLANNER_MODEL_H
 #define PLANNER_MODEL_H
 
@@ -10,11 +11,14 @@
 #include "options.h"
 
 enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
+// [units + 1] seconds in the units before this one: of each sample, and of each pass, however few
+// its samples are
+typedef struct {
+    double *row, *pass;
+} UnitSeconds;
 typedef struct {
     int units;
-    // [units + 1] seconds of a sample in the units before this one
-    double *forward, *backward;
-    double *weight; // [units + 1] the part of backward that is weight parts
+    UnitSeconds forward, backward, weight; // weight: the part of backward that is weight parts
     // [units + 1] bytes of activations that a sample's backward pass needs from the units before:
     // all; those that are left where the rest is recomputed. Those of a model, not of a profile,
     // are kept beside the inputs that units get from others of their stage.
@@ -33,25 +37,23 @@ typedef struct {
     // expert_ranks-th rank of a stage has, which are among `parameters`; 0 ranks: no such experts
     double experts;
     int expert_ranks;
-    double last[3]; // times and parameters of the unit that was added last
+    // of the unit that was added last: times and parameters; times of a pass
+    double last[3], last_pass[2];
 } PlanModel;
 
 static inline PlanModel plan_model_make(int units) {
-    size_t n = (size_t)units + 1;
-    PlanModel m = {.units = units, .forward = new_array(double, 9 * n, "model"), .again = INFINITY};
-    m.backward = m.forward + n;
-    m.activations = m.forward + 2 * n;
-    m.parameters = m.forward + 3 * n;
-    m.cut = m.forward + 4 * n;
-    m.weight = m.forward + 5 * n;
-    m.waiting = m.forward + 6 * n;
-    m.kept = m.forward + 7 * n;
-    m.inputs = m.forward + 8 * n;
+    const size_t n = (size_t)units + 1;
+    PlanModel m = {.units = units, .again = INFINITY};
+    double *next = new_array(double, 12 * n, "model"),
+           **arrays[] = {&m.forward.row, &m.forward.pass, &m.backward.row, &m.backward.pass,
+                         &m.weight.row,  &m.weight.pass,  &m.activations,  &m.kept,
+                         &m.inputs,      &m.waiting,      &m.parameters,   &m.cut};
+    for (size_t i = 0; i < LENGTH_OF(arrays); i++, next += n) { *arrays[i] = next; }
     m.alike = new_array(int, n, "model");
     return m;
 }
 static inline void plan_model_free(PlanModel *m) {
-    free_all(m->forward, m->alike);
+    free_all(m->forward.row, m->alike);
     memset(m, 0, sizeof *m);
 }
 // Appends unit u: the costs of a sample in it, and the bytes of its gradients. Units are added in
@@ -60,9 +62,12 @@ static inline void plan_model_free(PlanModel *m) {
 // plan_model_split() and plan_model_keep() replace these assumptions.
 static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s,
                                   double activation_bytes, double gradient_bytes) {
-    m->forward[u + 1] = m->forward[u] + forward_s;
-    m->backward[u + 1] = m->backward[u] + backward_s;
-    m->weight[u + 1] = m->weight[u] + backward_s / 2;
+    m->forward.row[u + 1] = m->forward.row[u] + forward_s;
+    m->backward.row[u + 1] = m->backward.row[u] + backward_s;
+    m->weight.row[u + 1] = m->weight.row[u] + backward_s / 2;
+    m->forward.pass[u + 1] = m->forward.pass[u];
+    m->backward.pass[u + 1] = m->backward.pass[u];
+    m->weight.pass[u + 1] = m->weight.pass[u];
     m->activations[u + 1] = m->activations[u] + activation_bytes;
     m->parameters[u + 1] = m->parameters[u] + gradient_bytes;
     m->waiting[u + 1] = m->waiting[u] + activation_bytes;
@@ -72,10 +77,21 @@ static inline void plan_model_add(PlanModel *m, int u, double forward_s, double 
     m->alike[u] = u && !memcmp(m->last, added, sizeof added) ? m->alike[u - 1] : u;
     memcpy(m->last, added, sizeof added);
 }
+// Sets the seconds of a pass over unit u, the one added last, beside those of its samples. They are
+// set for all units or for none.
+static inline void plan_model_pass(PlanModel *m, int u, double forward_s, double backward_s,
+                                   double weight_s) {
+    const double added[] = {forward_s, backward_s};
+    m->forward.pass[u + 1] = m->forward.pass[u] + forward_s;
+    m->backward.pass[u + 1] = m->backward.pass[u] + backward_s;
+    m->weight.pass[u + 1] = m->weight.pass[u] + weight_s;
+    if (memcmp(m->last_pass, added, sizeof added)) { m->alike[u] = u; }
+    memcpy(m->last_pass, added, sizeof added);
+}
 // Sets the weight part of unit u, the one added last: its seconds, and the bytes with which it
 // waits.
 static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) {
-    m->weight[u + 1] = m->weight[u] + weight_s;
+    m->weight.row[u + 1] = m->weight.row[u] + weight_s;
     m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
 }
 // Sets what a sample keeps in unit u, the one added last: the bytes that recomputation leaves of
@@ -84,6 +100,16 @@ static inline void plan_model_keep(PlanModel *m, int u, double kept_bytes, doubl
     m->kept[u + 1] = m->kept[u] + kept_bytes;
     m->inputs[u + 1] = m->inputs[u] + input_bytes;
     m->cut[u] = input_bytes;
+}
+// Returns the seconds of a micro-batch of `rows` samples in the units from `first` to the one
+// before `end`.
+static inline double unit_seconds(const UnitSeconds *s, int first, int end, double rows) {
+    return rows * (s->row[end] - s->row[first]) + (s->pass[end] - s->pass[first]);
+}
+// Returns the same of both passes.
+static inline double plan_units_seconds(const PlanModel *m, int first, int end, double rows) {
+    return unit_seconds(&m->forward, first, end, rows) +
+           unit_seconds(&m->backward, first, end, rows);
 }
 
 // A profile while it is read: nodes in the file's order, edges as pairs of their indices.
@@ -255,7 +281,7 @@ static inline PlanModel profile_units(const ProfileReader *r) {
     }
     profile_fill_cuts(r, outputs, &m);
     free_all(outputs, node_at);
-    if (!(m.forward[m.units] + m.backward[m.units] > 0)) {
+    if (!(m.forward.row[m.units] + m.backward.row[m.units] > 0)) {
         profile_refuse(r, "no node takes any time");
     }
     return m;

@@ -40,8 +40,7 @@ static bool look_at(const PlanTask *t, const StagePlan *p, PlanCosts *c, int *ra
     return plan_costs(t, p, ranks, c);
 }
 static double speedup(const PlanTask *t, double step_s) {
-    return (double)t->samples *
-           (t->model->forward[t->model->units] + t->model->backward[t->model->units]) / step_s;
+    return plan_units_seconds(t->model, 0, t->model->units, (double)t->samples) / step_s;
 }
 
 static uint64_t random_state;
@@ -55,8 +54,11 @@ static PlanModel random_model(int units) {
     for (int u = 0; u < units; u++) {
         plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2),
                        activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
+        const double forward_s = below(2) * between(1e-4, 1e-2),
+                     backward_s = below(2) * between(1e-4, 1e-2);
+        plan_model_pass(&m, u, forward_s, backward_s, below(3) * 0.5 * backward_s);
         // none, half or all of it
-        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]),
+        plan_model_split(&m, u, below(3) * 0.5 * (m.backward.row[u + 1] - m.backward.row[u]),
                          activations * between(0.1, 2));
         m.cut[u] = u ? activations * between(0.1, 3) : 0;
     }
@@ -81,32 +83,46 @@ static void test_links(void **state) {
     assert_true(close_to(plan_all_reduce_s(&c, &node0, false, GB), 1.5 / 20 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, &three, false, GB), 4.0 / 3 / 10 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, &all, false, GB), 1.75 / 2 + 2 * latency));
-    // This program's: in a node every rank sends at its own rate. Two nodes send each other half
-    // of the node's sum, twice. The one rank of a node exchanges 4/5 with four others, twice.
+    // This program's: in a node every rank sends at its own rate, and between nodes at a fourth of
+    // its node's. Of two nodes each rank sends half of its fourth of the node's sum, twice. The one
+    // rank of a node exchanges 4/5 with four others, twice.
     assert_true(close_to(plan_all_reduce_s(&c, &node0, true, GB), 1.5 / 10 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 2 * latency));
     assert_true(
-        close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 2 + 2 * latency));
+        close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 0.5 + 2 * latency));
     const int apart[] = {0, 4, 5, 6}; // the second node's ranks follow the first of the first's
     const PlanRanks scattered = plan_ranks(&c, apart, 4);
     assert_true(close_to(plan_all_reduce_s(&c, &scattered, true, GB),
-                         4.0 / 3 / 10 + 2 * 3 / 4.0 / 2 + 2 * latency));
-    assert_true(plan_transfer_s(&c, &node0, &node1, 0) == 0);
-    assert_true(close_to(plan_transfer_s(&c, &half, &node0, GB), 0.1 + latency)); // inside a node
+                         4.0 / 3 / 10 + 2 * 3 / 4.0 / 0.5 + 2 * latency));
+    assert_true(plan_transfer_s(&c, &node0, &node1, false, 0) == 0);
+    assert_true(
+        close_to(plan_transfer_s(&c, &half, &node0, false, GB), 0.1 + latency)); // inside a node
     // many into one node
-    assert_true(close_to(plan_transfer_s(&c, &node0, &node1, GB), 1 + latency));
+    assert_true(close_to(plan_transfer_s(&c, &node0, &node1, false, GB), 1 + latency));
     // half of them are there
-    assert_true(close_to(plan_transfer_s(&c, &both, &node1, GB), 0.5 + latency));
-    assert_true(close_to(plan_transfer_s(&c, &one, &half, GB), 0.5 + latency)); // one sender
+    assert_true(close_to(plan_transfer_s(&c, &both, &node1, false, GB), 0.5 + latency));
+    assert_true(close_to(plan_transfer_s(&c, &one, &half, false, GB), 0.5 + latency)); // one sender
     // to several nodes
-    assert_true(close_to(plan_transfer_s(&c, &node0, &both, GB), 0.5 + latency));
+    assert_true(close_to(plan_transfer_s(&c, &node0, &both, false, GB), 0.5 + latency));
+    // this program's: each sender its part, from node to node at a fourth of the node's rate
+    assert_true(close_to(plan_transfer_s(&c, &half, &node0, true, GB), 0.05 + 2 * latency));
+    assert_true(close_to(plan_transfer_s(&c, &node0, &node1, true, GB), 0.5 + latency));
+    // Ranks of two stages: 2 on each node; 1 and 2, of which the one exchanges 2/3; 5 on a node.
+    const PlanRanks last = plan_ranks(&c, ranks + 6, 2), even = plan_ranks_of_both(&half, &last),
+                    stages = plan_ranks_of_both(&one, &half),
+                    node = plan_ranks_of_both(&three, &half);
+    assert_true(close_to(plan_all_reduce_s(&c, &even, true, GB),
+                         2.0 / 2 / 10 + 2.0 / 4 / 0.5 + 2 * latency));
+    assert_true(close_to(plan_all_reduce_s(&c, &stages, true, GB),
+                         2.0 / 2 / 10 + 2 * 2 / 3.0 / 0.5 + 2 * latency));
+    assert_true(close_to(plan_all_reduce_s(&c, &node, true, GB), 2 * 4 / 5.0 / 10 + 2 * latency));
     c = cluster_parse("1x4,intra=10");
     node0 = plan_ranks(&c, ranks, 4);
     assert_true(plan_all_reduce_s(&c, &node0, false, GB) > 0);
 }
 
 // The bytes of this program's sums are those that its collectives count (comm_bytes_sent): what a
-// rank sends inside its node where all nodes have equally many ranks, and what leaves a node.
+// rank sends inside its node where all nodes have equally many ranks, and what it sends to others.
 static void test_sums_as_counted(void **state) {
     (void)state;
     static const struct {
@@ -121,7 +137,7 @@ static void test_sums_as_counted(void **state) {
         const Cluster c = cluster_parse(text);
         const int n = rows[i].n;
         int members[16];
-        int64_t bounds[17] = {0}, leaves[16] = {0}, inside = 0, most = 0;
+        int64_t bounds[17] = {0}, inside = 0, most = 0;
         for (int k = 0; k < n; k++) {
             members[k] = rows[i].first + k;
             bounds[k + 1] = bounds[k] + SLICE;
@@ -133,13 +149,11 @@ static void test_sums_as_counted(void **state) {
             int64_t sent[LINK_KINDS] = {0};
             comm_bytes_sent(COMM_ALL_REDUCE, &g, k, bounds, 1, sent);
             inside = max_i64(inside, sent[LINK_INTRA]);
-            int64_t *node = &leaves[cluster_node_of(&c, members[k])];
-            *node += sent[LINK_INTER];
-            most = max_i64(most, *node);
+            most = max_i64(most, sent[LINK_INTER]);
         }
         const PlanRanks ranks = plan_ranks(&c, members, n);
         const double bytes = (double)(n * SLICE);
-        assert_true(close_to(ranks.node_share * bytes, (double)most) || !most);
+        assert_true(close_to(ranks.sent * bytes, (double)most) || !most);
         if (g.nodes > 1 || !most) {
             assert_true(close_to(2 * (ranks.most - 1.0) / ranks.most * bytes, (double)inside));
         }
@@ -266,7 +280,7 @@ static void test_own_costs(void **state) {
     int ranks[2];
     StagePlan p = plan_of("1:1 2:1", 4), one = plan_of("3:2", 4);
     assert_true(t.cluster.gather == 1 && cluster_parse("2x1,inter=3,gather=2").gather == 2);
-    t.own_sums = true;
+    t.own_messages = true;
     assert_true(look_at(&t, &one, &c, ranks));
     const double late = c.reduce_late[0];
     assert_true(c.reduce[0] > late && late > 0);
@@ -280,6 +294,38 @@ static void test_own_costs(void **state) {
     assert_true(close_to(c.forward[0], 4e-3 + 4e-3) && close_to(c.forward[1], 20e-3 + 4e-3));
     assert_true(close_to(c.backward[0], 8e-3 + 4e-3) && close_to(c.backward[1], 40e-3 + 4e-3));
     assert_true(close_to(c.reduce_late[0], 1e7 / 4 * 16 / 100e9));
+    // A table of the first and the last unit: both ranks sum it, and then gather it.
+    t.update_bytes = 0;
+    t.cluster.overlap = 1;
+    m.tied = 1e6;
+    t.sum_share = 0.5;
+    t.gather_share = 0.25;
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.reduce_late[0], 0.75 * 4e6 / 1e9) && c.reduce_late[1] == 0);
+    assert_true(close_to(c.reduce[0], c.reduce_late[0]) && c.reduce[1] == 0);
+    plan_model_free(&m);
+}
+// Seconds of a pass, beside those of its samples: once a micro-batch, on the slowest rank as much
+// longer, and again where the forward pass is.
+static void test_pass_seconds(void **state) {
+    (void)state;
+    PlanModel m = plan_model_make(2);
+    for (int u = 0; u < 2; u++) {
+        plan_model_add(&m, u, 1, 3, 0, 0);
+        plan_model_split(&m, u, 2, 0);
+        plan_model_pass(&m, u, 10 * (u + 1), 30 * (u + 1), 20 * (u + 1));
+    }
+    assert_true(m.alike[1] == 1); // they differ in their passes alone
+    const PlanTask t = task_of(&m, "1x2,intra=1", 8);
+    StagePlan p = plan_of("2:2", 4);
+    StageSeconds s = plan_stage_seconds(&t, &p, 0, 2, 2, 3);
+    assert_true(close_to(s.forward, 3 * (2 * 2 + 30)) && close_to(s.backward, 3 * (6 * 2 + 90)));
+    assert_true(s.weight == 0);
+    p.recompute = true;
+    p.kind = PIPELINE_ZERO_BUBBLE;
+    s = plan_stage_seconds(&t, &p, 1, 2, 2, 1);
+    assert_true(close_to(s.forward, 2 + 20) && close_to(s.backward, 8 + 80));
+    assert_true(close_to(s.weight, 4 + 40));
     plan_model_free(&m);
 }
 // The second of two nodes has half of the speed: all that it computes takes twice the time, a stage
@@ -358,8 +404,8 @@ static void test_many_micro_batches(void **state) {
     }
     plan_model_free(&m);
 }
-// What is left of a stage's all-reduce is the same whether units that are alike are counted
-// together or one by one.
+// What is left of a stage's messages is what two clocks show that play all units, whether units
+// that are alike are counted together or one by one.
 static void test_alike_units(void **state) {
     (void)state;
     random_state = test_seed(4);
@@ -376,10 +422,31 @@ static void test_alike_units(void **state) {
         PlanTask t = task_of(&m, "2x2,intra=10,inter=1,latency=1000", 4);
         const int order[] = {0, 1, 2, 3}, first = below(6), end = first + 1 + below(6);
         const PlanRanks ranks = plan_ranks(&t.cluster, order, 2 + below(3));
-        const double rows = 1 + below(3),
-                     together = plan_reduce_late(&t, first, end, &ranks, rows, i % 2);
+        StagePlan p = plan_of("12:4", 1 + below(3));
+        p.recompute = i % 2;
+        const bool gather = i / 2 % 2;
+        const double together = plan_exposed_s(&t, &p, first, end, &ranks, gather, 0.5);
         for (int u = 0; u < 12; u++) { m.alike[u] = u; }
-        const double apart = plan_reduce_late(&t, first, end, &ranks, rows, i % 2);
+        const double apart = plan_exposed_s(&t, &p, first, end, &ranks, gather, 0.5);
+        double computed = 0, sent = 0, all = 0;
+        for (int i = 0, u; i < end - first; i++) {
+            u = gather ? first + i : end - 1 - i;
+            const StageSeconds unit = plan_stage_seconds(&t, &p, u, u + 1, ranks.n, 1);
+            const double bytes = m.parameters[u + 1] - m.parameters[u],
+                         one = gather ? unit.forward : unit.backward,
+                         message =
+                             bytes > 0 ? plan_all_reduce_s(&t.cluster, &ranks, false, bytes) : 0;
+            if (gather) {
+                sent += message / 2;
+                computed = fmax(computed, sent) + one;
+            } else {
+                computed += one;
+                sent = message > 0 ? fmax(sent, computed) + message / 2 : sent;
+            }
+            all += one;
+        }
+        const double exposed = fmax(0, (gather ? computed : sent) - all);
+        assert_true(fabs(together - exposed) <= 1e-9 * fmax(1, sent + all));
         assert_true(fabs(together - apart) <= 1e-9 * fmax(1, apart));
         plan_model_free(&m);
     }
@@ -396,9 +463,8 @@ static double paces(const PlanTask *t, const StagePlan *p, double most) {
         const PlanRanks ranks = plan_ranks(&t->cluster, order + rank, p->replicas[s]);
         const double rows = plan_rows(p->micro_batch, p->replicas[s]),
                      link = rank ? pace_of_link(t, p->micro_batch, unit, rank) : 0,
-                     time = rows * (m->forward[end] - m->forward[unit] + m->backward[end] -
-                                    m->backward[unit]),
-                     reduce = plan_all_reduce_s(&t->cluster, &ranks, t->own_sums,
+                     time = plan_units_seconds(m, unit, end, rows),
+                     reduce = plan_all_reduce_s(&t->cluster, &ranks, t->own_messages,
                                                 m->parameters[end] - m->parameters[unit]);
         sum += time + link;
         slowest = fmax(fmax(slowest, link), time + reduce * p->micro_batch / t->samples);
@@ -655,7 +721,7 @@ static void write_profile(const char *text, size_t bytes) {
 static void load_profile(const void *name) {
     PlanModel m = profile_load((const char *)name);
     for (int u = 0; u <= m.units; u++) { // every number is one
-        if (!(m.forward[u] >= 0 && m.backward[u] >= 0 && m.activations[u] >= 0 &&
+        if (!(m.forward.row[u] >= 0 && m.backward.row[u] >= 0 && m.activations[u] >= 0 &&
               m.parameters[u] >= 0 && m.cut[u] >= 0)) {
             abort();
         }
@@ -680,8 +746,8 @@ static void test_profile(void **state) {
     write_profile(text, strlen(text));
     PlanModel m = profile_load(profile_path);
     assert_int_equal(m.units, 4);
-    assert_true(m.forward[1] == 0 && m.cut[1] == 0 && m.parameters[1] == 0 &&
-                close_to(m.forward[2], 1e-3) && close_to(m.backward[4], 9e-3));
+    assert_true(m.forward.row[1] == 0 && m.cut[1] == 0 && m.parameters[1] == 0 &&
+                close_to(m.forward.row[2], 1e-3) && close_to(m.backward.row[4], 9e-3));
     assert_true(close_to(m.cut[2], 80) && close_to(m.cut[3], 100) && m.cut[4] == 0 &&
                 close_to(m.activations[4], 110) && m.parameters[4] == 30);
     plan_model_free(&m);
@@ -691,8 +757,8 @@ static void test_profile(void **state) {
                  "[5,7],[6,5]");
     write_profile(text, strlen(text));
     m = profile_load(profile_path);
-    assert_true(close_to(m.forward[1], 2e-3) && close_to(m.forward[2], 2.5e-3) &&
-                close_to(m.forward[3], 3.5e-3));
+    assert_true(close_to(m.forward.row[1], 2e-3) && close_to(m.forward.row[2], 2.5e-3) &&
+                close_to(m.forward.row[3], 3.5e-3));
     plan_model_free(&m);
     m = profile_load(PROFILES ":gnmt-16"); // Input1 is in front of it in neither order
     assert_int_equal(m.units, 96);
@@ -860,6 +926,7 @@ int main(void) {
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_own_costs),
+        cmocka_unit_test(test_pass_seconds),
         cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_many_micro_batches),
