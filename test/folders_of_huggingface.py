@@ -21,26 +21,14 @@ T = 20  # tokens of a window
 DEVIATIONS = (("wte", 0.3),)  # so that attention shows behind a tied head
 
 ROTARY = {
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": harness.VOCAB,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50.0,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": harness.VOCAB,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 50.0,
+    "tie_word_embeddings": False, "hidden_act": "silu",
 }
 BASE = {
     "gpt2": {
-        "n_layer": 2,
-        "n_head": 3,
-        "n_embd": 24,
-        "vocab_size": harness.VOCAB,
-        "n_positions": 24,
+        "n_layer": 2, "n_head": 3, "n_embd": 24, "vocab_size": harness.VOCAB, "n_positions": 24,
     },
     "llama": ROTARY,
     "qwen2": ROTARY,
@@ -63,12 +51,8 @@ def gpt2_tensors(sizes):
     shapes = {"wte.weight": (V, C), "wpe.weight": (P, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
     for layer in range(sizes["n_layer"]):
         for name, shape in {
-            "ln_1": (C,),
-            "attn.c_attn": (C, 3 * C),
-            "attn.c_proj": (C, C),
-            "ln_2": (C,),
-            "mlp.c_fc": (C, 4 * C),
-            "mlp.c_proj": (4 * C, C),
+            "ln_1": (C,), "attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "ln_2": (C,),
+            "mlp.c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C),
         }.items():
             shapes[f"h.{layer}.{name}.weight"] = shape
             shapes[f"h.{layer}.{name}.bias"] = shape[-1:]

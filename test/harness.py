@@ -178,21 +178,12 @@ EXIT_PEER = 4
 # Nothing is measured at start, which takes half of it (plan/rates.h), but in the runs that Job
 # draws.
 ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    OMPI_MCA_pml="ob1",
-    PMIX_MCA_gds="hash",
-    HWLOC_COMPONENTS="-pci,-linuxio",
-    OMPI_MCA_hwloc_base_binding_policy="none",
-    OMPI_MCA_ess_singleton_isolated="1",
-    OMPI_MCA_orte_tmpdir_base=TEMPORARY,
-    OMPI_MCA_btl="self,vader",
-    OMP_WAIT_POLICY="passive",
-    MALLOC_MMAP_THRESHOLD_="1000000000",
-    MALLOC_TRIM_THRESHOLD_="1000000000",
-    TRAIN_GPT_UNTIMED="1",
+    os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_pml="ob1", PMIX_MCA_gds="hash",
+    HWLOC_COMPONENTS="-pci,-linuxio", OMPI_MCA_hwloc_base_binding_policy="none",
+    OMPI_MCA_ess_singleton_isolated="1", OMPI_MCA_orte_tmpdir_base=TEMPORARY,
+    OMPI_MCA_btl="self,vader", OMP_WAIT_POLICY="passive", MALLOC_MMAP_THRESHOLD_="1000000000",
+    MALLOC_TRIM_THRESHOLD_="1000000000", TRAIN_GPT_UNTIMED="1",
 )
 # Where forecasts of time or of the host's memory are compared with what is.
 AS_USER = dict(TRAIN_GPT_UNTIMED="0", MALLOC_MMAP_THRESHOLD_=None, MALLOC_TRIM_THRESHOLD_=None)
@@ -211,20 +202,9 @@ T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 57
 NORM_CHUNK = 256  # slices of the gradient are cut at multiples of this (zero.h)
 
 TRAIN = {
-    "model": MODEL,
-    "train": TOKENS,
-    "val": TOKENS,
-    "shuffle": 0,
-    "seq-len": T,
-    "micro-batch": 3,
-    "batch-tokens": 60,
-    "steps": 10,
-    "lr": "1e-3",
-    "lr-schedule": "constant",
-    "weight-decay": 0.1,
-    "grad-clip": 1,
-    "val-every": 0,
-    "threads": 1,
+    "model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 3,
+    "batch-tokens": 60, "steps": 10, "lr": "1e-3", "lr-schedule": "constant", "weight-decay": 0.1,
+    "grad-clip": 1, "val-every": 0, "threads": 1,
 }
 
 
@@ -321,22 +301,10 @@ def tensors():
     """(elements, decayed) of each tensor in the order of the file: only matrices decay."""
     C, L = CHANNELS, LAYERS
     yield from (
-        (PADDED * C, True),
-        (POSITIONS * C, True),
-        (L * C, False),
-        (L * C, False),
-        (L * 3 * C * C, True),
-        (L * 3 * C, False),
-        (L * C * C, True),
-        (L * C, False),
-        (L * C, False),
-        (L * C, False),
-        (L * 4 * C * C, True),
-        (L * 4 * C, False),
-        (L * 4 * C * C, True),
-        (L * C, False),
-        (C, False),
-        (C, False),
+        (PADDED * C, True), (POSITIONS * C, True), (L * C, False), (L * C, False),
+        (L * 3 * C * C, True), (L * 3 * C, False), (L * C * C, True), (L * C, False),
+        (L * C, False), (L * C, False), (L * 4 * C * C, True), (L * 4 * C, False),
+        (L * 4 * C * C, True), (L * C, False), (C, False), (C, False),
     )
 
 
@@ -405,17 +373,8 @@ class Job:
     even_steps = True  # False: a private run, whose steps draw more micro-batches or fewer
 
     def __init__(
-        self,
-        ranks=1,
-        binary=BINARY,
-        words=None,
-        shell=None,
-        limit=None,
-        stdout=None,
-        log=None,
-        environment=(),
-        mpirun=False,
-        **changes,
+        self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None,
+        environment=(), mpirun=False, **changes,
     ):
         folder = scratch()
         self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
@@ -643,14 +602,8 @@ class Faulty:
     def __init__(self, how, rank, action, step=FAULT_AT, ranks=3, **changes):
         self.out, self.log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
         self.same = dict(
-            ranks=ranks,
-            out=self.out,
-            log=self.log,
-            save_every=SAVED,
-            steps=LAST,
-            shuffle=1,
-            recompute="block",
-            **changes,
+            ranks=ranks, out=self.out, log=self.log, save_every=SAVED, steps=LAST, shuffle=1,
+            recompute="block", **changes,
         )
         self.job = Job(
             binary=FAULTY, environment={"FAULT": f"{how} {rank} {step} {action}"}, **self.same

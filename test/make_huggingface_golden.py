@@ -39,10 +39,8 @@ GOLDEN = os.path.join(harness.ROOT, "test/golden/huggingface.json")
 SAME = 1e-5
 MEMORY = 4 << 30  # bytes of a case: a default size that is met by accident takes more
 CLASSES = {
-    "gpt2": transformers.GPT2Config,
-    "llama": transformers.LlamaConfig,
-    "qwen2": transformers.Qwen2Config,
-    "qwen3": transformers.Qwen3Config,
+    "gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
 }
 PROBES = ["true", "false", "null", "3", '{"a": 1}']
 LLAMA3 = '"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0'

@@ -34,13 +34,8 @@ import make_transformers_golden as modern  # noqa: E402
 
 STEPS = 10
 FLAGS = {
-    "optimizer": "muon",
-    "lr": 1e-3,
-    "weight-decay": 0.1,
-    "muon-lr": 0.02,
-    "muon-momentum": 0.95,
-    "muon-weight-decay": 0.2,
-    "grad-clip": 1.0,
+    "optimizer": "muon", "lr": 1e-3, "weight-decay": 0.1, "muon-lr": 0.02, "muon-momentum": 0.95,
+    "muon-weight-decay": 0.2, "grad-clip": 1.0,
 }
 MODERN = "llama", "qwen3"
 

@@ -501,6 +501,16 @@ LAYOUTS = [
     (dict(share="all"), ZERO, "const double mean = {store_mean(&s->plan, i) ==> 1.0};"),
     (dict(delink_at=1, optimizer="adamw"), PSEUDO_H,
      "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
+    # private runs: noise by the slice's own places; where a norm of stages begins, and whose it is;
+    # samples of a run that is resumed
+    (dict(dp_noise=0.5, zero=True, ranks=2), ZERO,
+     "store_floats(s, STATE_GRADIENT, storage, step), {begin ==> 0}, n,"),
+    (dict(dp_clip_style="flat", pipeline=True), "executor/compute.h", "if (clip.policy.flat && "
+     "{!executor_has(&e->shape, w->unit + 1) ==> w->unit == e->model->units - 1}) {"),
+    (dict(dp_clip_style="flat", pipeline=True, ranks=4), "executor/compute.h",
+     "(apart ? {(e->map->stage[a->unit] - 1) ==> 0} * e->shape.rows : 0);"),
+    (dict(dp_noise=0.5), TRAINER, "draw_samples(r, {r->progress.step ==> "
+     "r->progress.step - r->journal.start_step}, pass);"),
     # cyclic runs
     (dict(cyclic="v2", cyclic_mode="data"), "schedule/cyclic_windows.h",
      "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "

@@ -26,22 +26,13 @@ from reference import MASKED, softmax
 
 # Of a block's tensors and of the others: the names in a file
 BLOCK_NAMES = {
-    "norm1": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "qb": "self_attn.q_proj.bias",
-    "k": "self_attn.k_proj.weight",
-    "kb": "self_attn.k_proj.bias",
-    "v": "self_attn.v_proj.weight",
-    "vb": "self_attn.v_proj.bias",
-    "qnorm": "self_attn.q_norm.weight",
-    "knorm": "self_attn.k_norm.weight",
-    "o": "self_attn.o_proj.weight",
-    "norm2": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "fc": "mlp.fc_proj.weight",
-    "fcproj": "mlp.down_proj.weight",
+    "norm1": "input_layernorm.weight", "q": "self_attn.q_proj.weight",
+    "qb": "self_attn.q_proj.bias", "k": "self_attn.k_proj.weight", "kb": "self_attn.k_proj.bias",
+    "v": "self_attn.v_proj.weight", "vb": "self_attn.v_proj.bias",
+    "qnorm": "self_attn.q_norm.weight", "knorm": "self_attn.k_norm.weight",
+    "o": "self_attn.o_proj.weight", "norm2": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight", "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
+    "fc": "mlp.fc_proj.weight", "fcproj": "mlp.down_proj.weight",
 }
 # The same of blocks with experts; %s: the expert
 EXPERT_NAMES = {
@@ -52,10 +43,8 @@ EXPERT_NAMES = {
         "down": "block_sparse_moe.experts.%s.w2.weight",
     },
     "qwen3": {
-        "router": "mlp.gate.weight",
-        "gate": "mlp.experts.%s.gate_proj.weight",
-        "up": "mlp.experts.%s.up_proj.weight",
-        "down": "mlp.experts.%s.down_proj.weight",
+        "router": "mlp.gate.weight", "gate": "mlp.experts.%s.gate_proj.weight",
+        "up": "mlp.experts.%s.up_proj.weight", "down": "mlp.experts.%s.down_proj.weight",
     },
 }
 # With shared experts, GraniteMoeShared's files have those of all experts together (together())
@@ -67,9 +56,7 @@ STACK_NAMES = {
     "shared output": "shared_mlp.output_linear.weight",
 }
 OTHER_NAMES = {
-    "wte": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
+    "wte": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
 }
 # In config.json: model_type, architectures. nanochat's is this project's own.
 TYPES = {
@@ -82,14 +69,7 @@ TYPES_WITH_EXPERTS = {
     "llama": ("mixtral", "MixtralForCausalLM"),
     "qwen3": ("qwen3_moe", "Qwen3MoeForCausalLM"),
 }
-OF_EXPERTS = (
-    "experts",
-    "top_k",
-    "expert_ffn",
-    "prototypes",
-    "shared_experts",
-    "shared_expert_ffn",
-)
+OF_EXPERTS = ("experts", "top_k", "expert_ffn", "prototypes", "shared_experts", "shared_expert_ffn")
 NANO_QK_SCALE, NANO_SOFTCAP = 1.2, 15
 
 
@@ -137,10 +117,7 @@ class Config(typing.NamedTuple):
     def blocks(self):
         """Name -> shape of a block's tensors."""
         C, F, Q, K = (
-            self.channels,
-            self.ffn,
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
+            self.channels, self.ffn, self.heads * self.head_dim, self.kv_heads * self.head_dim,
         )
         matrices = {"q": (Q, C), "k": (K, C), "v": (K, C), "o": (C, Q)}
         if self.arch == "nano":
@@ -296,9 +273,7 @@ def safetensors_bytes(tensors):
     for name, value in tensors.items():
         data.append(np.asarray(value, "<f4").tobytes())
         entries[name] = {
-            "dtype": "F32",
-            "shape": list(value.shape),
-            "data_offsets": [at, at + len(data[-1])],
+            "dtype": "F32", "shape": list(value.shape), "data_offsets": [at, at + len(data[-1])],
         }
         at += len(data[-1])
     text = json.dumps(entries).encode()

@@ -24,20 +24,9 @@ import harness
 
 # These begin first, so that none of them is left alone at the end.
 LONGEST = (
-    "test_gpu.py",
-    "test_dp.py",
-    "test_offload.py",
-    "test_train.py",
-    "test_cyclic.py",
-    "test_faults.py",
-    "test_docs.py",
-    "test_ops_emu",
-    "test_ops_checked",
-    "test_zero.py",
-    "test_pipeline.py",
-    "test_tools.py",
-    "test_pseudo.py",
-    "test_comm_nccl, 4 ranks",
+    "test_gpu.py", "test_dp.py", "test_offload.py", "test_train.py", "test_cyclic.py",
+    "test_faults.py", "test_docs.py", "test_ops_emu", "test_ops_checked", "test_zero.py",
+    "test_pipeline.py", "test_tools.py", "test_pseudo.py", "test_comm_nccl, 4 ranks",
 )
 ALONE = ("test_cluster.py",)  # looks at what is on the whole machine
 SLOWEST = 12  # so many are listed at the end

@@ -15,20 +15,8 @@ import subprocess
 
 import harness
 from harness import (
-    BINARY,
-    ENVIRONMENT,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    ROOT,
-    SAME,
-    SAME_NORM,
-    TIMEOUT,
-    TestCase,
-    checkpoint,
-    get,
-    golden_run,
-    scratch,
-    train,
+    BINARY, ENVIRONMENT, EXIT_INPUT, EXIT_RESOURCES, ROOT, SAME, SAME_NORM, TIMEOUT, TestCase,
+    checkpoint, get, golden_run, scratch, train,
 )
 
 ALONE = os.path.join(ROOT, "build/train_gpt_alone")

@@ -8,16 +8,7 @@ import subprocess
 import unittest
 
 from harness import (
-    ENVIRONMENT,
-    ROOT,
-    SAME,
-    TEMPORARY,
-    Job,
-    command_line,
-    get,
-    golden_run,
-    main,
-    parse_log,
+    ENVIRONMENT, ROOT, SAME, TEMPORARY, Job, command_line, get, golden_run, main, parse_log,
     scratch,
 )
 
@@ -82,9 +73,7 @@ class Arm(unittest.TestCase):
             **{"dp-noise": 1, "dp-delta": 1e-5, "dp-key": KEY, "dp-show-private": 1},
             **{"grad-clip": None, "steps": 3},
         }
-        self.assert_near(
-            emulated_run(**private), losses(Job(1, **private).done().events), SAME
-        )
+        self.assert_near(emulated_run(**private), losses(Job(1, **private).done().events), SAME)
 
 
 if __name__ == "__main__":

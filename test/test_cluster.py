@@ -140,12 +140,8 @@ def setUpModule():
 def cluster(*words, status=0, **options):
     """Runs the script to its end, which must have this exit status."""
     run = subprocess.run(
-        [CLUSTER, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        stdin=subprocess.DEVNULL,
-        **options,
+        [CLUSTER, *map(str, words)], capture_output=True, text=True, timeout=TIMEOUT,
+        stdin=subprocess.DEVNULL, **options,
     )
     if run.returncode != status:
         raise AssertionError(
@@ -285,16 +281,8 @@ class TestCase(unittest.TestCase):
 
 # --------------------------------------------------------------------------------------------------
 MODEL = [
-    "--model",
-    "layers=2,heads=4,channels=256,vocab=256",
-    "--train",
-    TOKENS,
-    "--val-every",
-    "0",
-    "--seq-len",
-    "20",
-    "--lr",
-    "1e-3",
+    "--model", "layers=2,heads=4,channels=256,vocab=256", "--train", TOKENS, "--val-every", "0",
+    "--seq-len", "20", "--lr", "1e-3",
 ]
 
 
@@ -420,10 +408,7 @@ class Missing(unittest.TestCase):
 
     def refusal(self, **options):
         run = subprocess.run(
-            [self.script, "check"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [self.script, "check"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             **options,
         )
         self.assertEqual(run.returncode, EXIT_MISSING, run.stderr)
@@ -561,19 +546,8 @@ class Lost(TestCase):
         with open(self.path("messages"), "wb") as messages:
             run = subprocess.Popen(
                 [
-                    CLUSTER,
-                    "run",
-                    "--name",
-                    self.name,
-                    "--",
-                    BINARY,
-                    *MODEL,
-                    "--steps",
-                    "1000000",
-                    "--watchdog",
-                    str(self.LIMIT),
-                    "--log",
-                    log,
+                    CLUSTER, "run", "--name", self.name, "--", BINARY, *MODEL, "--steps", "1000000",
+                    "--watchdog", str(self.LIMIT), "--log", log,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=messages,
@@ -626,19 +600,8 @@ class Figures(TestCase):
         """Trains on the cluster; the end event of the log, and the bytes each node sent."""
         log, traffic = self.path("log"), self.path("traffic")
         cluster(
-            "run",
-            "--name",
-            self.name,
-            "--json",
-            traffic,
-            "--",
-            BINARY,
-            *MODEL,
-            *flags,
-            "--steps",
-            steps,
-            "--log",
-            log,
+            "run", "--name", self.name, "--json", traffic, "--", BINARY, *MODEL, *flags, "--steps",
+            steps, "--log", log,
         )
         return json.loads(read(log).splitlines()[-1]), [
             node["sent"] for node in json.loads(read(traffic))["nodes"]

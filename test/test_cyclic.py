@@ -29,22 +29,8 @@ import signal
 
 import harness
 from harness import (
-    EXIT_DONE,
-    EXIT_INPUT,
-    EXIT_PEER,
-    EXIT_RESOURCES,
-    FAULTY,
-    Faulty,
-    Job,
-    SEED,
-    T,
-    at_once,
-    checkpoints,
-    get,
-    sample,
-    scratch,
-    train,
-    train_all,
+    EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, FAULTY, Faulty, Job, SEED, T, at_once,
+    checkpoints, get, sample, scratch, train, train_all,
 )
 
 from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
@@ -53,9 +39,7 @@ RUN = dict(
     model=MODEL, seed=3, steps=6, shuffle=1, micro_batch=8, threads=1
 )  # so many threads, so many sums; no micro-batch is longer
 V1, V1_FREE, V2 = (
-    dict(cyclic="v1"),
-    dict(cyclic="v1", grad_clip=0),
-    dict(cyclic="v2", grad_clip=None),
+    dict(cyclic="v1"), dict(cyclic="v1", grad_clip=0), dict(cyclic="v2", grad_clip=None),
 )
 V2_SLACK, V2_CLIP = dict(V2, cyclic_slack=1), dict(V2, grad_clip=0.05, cyclic_clip="storage")
 RULES = [V1, V1_FREE, V2, V2_SLACK, V2_CLIP]
@@ -138,12 +122,8 @@ class Equality(Check):
         other orders, and something often has to wait. The same bits as this program has on time,
         which is compiled otherwise than ./train_gpt."""
         variants = (
-            dict(),
-            dict(dtype="bf16"),
-            dict(micro_batch=1),
-            dict(val_every=2, val_batches=1),
-            dict(share="2x2"),
-            dict(steps=12, recompute="block"),
+            dict(), dict(dtype="bf16"), dict(micro_batch=1), dict(val_every=2, val_batches=1),
+            dict(share="2x2"), dict(steps=12, recompute="block"),
         )
         cases = [
             (N, dict(rule, **variant), percent)
@@ -335,11 +315,7 @@ class Resume(Check):
             (job,) = self.trained(
                 [
                     dict(
-                        leg,
-                        steps=3 * (i + 1),
-                        out=out,
-                        save_every=3,
-                        resume=int(i > 0),
+                        leg, steps=3 * (i + 1), out=out, save_every=3, resume=int(i > 0),
                         batch_tokens=6 * T,
                     )
                 ]
@@ -391,11 +367,7 @@ class Resume(Check):
             out = os.path.join(scratch(), "out")
             train(
                 **dict(
-                    first,
-                    share=share,
-                    cyclic_cut=first.get("cyclic") and "3,3",
-                    out=out,
-                    steps=3,
+                    first, share=share, cyclic_cut=first.get("cyclic") and "3,3", out=out, steps=3,
                     save_every=3,
                 )
             )
@@ -539,18 +511,8 @@ class Notes(Check):
 # --------------------------------------------------------------------------------------------------
 class Lost(Check):
     KINDS = (
-        "FORWARD",
-        "BACKWARD_INPUT",
-        "BACKWARD_WEIGHT",
-        "SEND_SUM",
-        "RECV_SUM",
-        "SEND_PARAMETERS",
-        "RECV_PARAMETERS",
-        "SEND_STATS",
-        "RECV_STATS",
-        "STATS",
-        "REDUCE",
-        "UPDATE",
+        "FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS",
+        "RECV_PARAMETERS", "SEND_STATS", "RECV_STATS", "STATS", "REDUCE", "UPDATE",
     )
 
     def test_in_each_action(self):
@@ -584,22 +546,10 @@ class Lost(Check):
     def test_in_a_triangle(self):
         """The same of two stages on three ranks; 1 adds up and updates what 0 and 1 make."""
         kinds = [
-            ("FORWARD", 0),
-            ("BACKWARD_WEIGHT", 1),
-            ("SEND_FORWARD", 1),
-            ("RECV_FORWARD", 2),
-            ("SEND_BACKWARD", 2),
-            ("RECV_BACKWARD", 0),
-            ("SEND_SUM", 0),
-            ("RECV_SUM", 1),
-            ("ADD", 1),
-            ("SEND_PARAMETERS", 1),
-            ("RECV_PARAMETERS", 0),
-            ("RECV_PARAMETERS", 2),
-            ("SEND_PART", 2),
-            ("RECV_PART", 1),
-            ("STATS", 0),
-            ("UPDATE", 2),
+            ("FORWARD", 0), ("BACKWARD_WEIGHT", 1), ("SEND_FORWARD", 1), ("RECV_FORWARD", 2),
+            ("SEND_BACKWARD", 2), ("RECV_BACKWARD", 0), ("SEND_SUM", 0), ("RECV_SUM", 1),
+            ("ADD", 1), ("SEND_PARAMETERS", 1), ("RECV_PARAMETERS", 0), ("RECV_PARAMETERS", 2),
+            ("SEND_PART", 2), ("RECV_PART", 1), ("STATS", 0), ("UPDATE", 2),
         ]
 
         def lose(case):

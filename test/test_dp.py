@@ -48,21 +48,8 @@ import harness  # noqa: E402
 harness.need_numpy()
 import numpy as np  # noqa: E402
 from harness import (
-    ALL,
-    EXIT_DONE,
-    EXIT_INPUT,
-    PLANTED,
-    SAME,
-    SEED,
-    at_once,
-    covering,
-    get,
-    header,
-    put,
-    sample,
-    scratch,
-    shard,
-    tokenizer,
+    ALL, EXIT_DONE, EXIT_INPUT, PLANTED, SAME, SEED, at_once, covering, get, header, put, sample,
+    scratch, shard, tokenizer,
 )
 
 import planted_faults
@@ -77,17 +64,8 @@ KEY = "%064x" % random.Random(SEED).getrandbits(256)
 # One step that leaves the private gradient in the weights. Noise is left out unless it is asked
 # for.
 PRIVATE = dict(
-    optimizer="sgd",
-    momentum=0,
-    weight_decay=0,
-    grad_clip=0,
-    lr=LR,
-    steps=1,
-    threads=1,
-    shuffle=None,
-    dp_noise=0,
-    dp_clip=1,
-    dp_key=KEY,
+    optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, threads=1,
+    shuffle=None, dp_noise=0, dp_clip=1, dp_key=KEY,
 )
 # Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in
 # two orders, and a norm of them, read off weights that may be a hundred times the update. What is
@@ -151,13 +129,7 @@ class Shape(reference.Config):
         return put(
             "model.bin",
             header(
-                20240326,
-                3,
-                self.positions,
-                self.vocab,
-                self.layers,
-                self.heads,
-                self.channels,
+                20240326, 3, self.positions, self.vocab, self.layers, self.heads, self.channels,
                 self.padded,
             ),
             values.astype("<f4").tobytes(),
@@ -209,15 +181,8 @@ def gradients(model, samples, T, **flags):
     """Of each sample's mean loss over its own targets: what sgd subtracts when the sample is all
     there is."""
     plain = dict(
-        PRIVATE,
-        dp_noise=None,
-        dp_clip=None,
-        dp_key=None,
-        model=model,
-        seq_len=T,
-        batch_tokens=T,
-        micro_batch=1,
-        **flags,
+        PRIVATE, dp_noise=None, dp_clip=None, dp_key=None, model=model, seq_len=T, batch_tokens=T,
+        micro_batch=1, **flags,
     )
     key = lambda s: (model, s, T, *sorted(flags.items()))
     missing = [s for s in dict.fromkeys(samples) if key(s) not in KNOWN]
@@ -412,14 +377,8 @@ class Clipping(PrivateCheck):
             changes["recompute"] = "none"  # the rest is refused
         (found,) = data.sums([dict(dp_clip=R, **changes)])
         self.assert_sum(
-            data,
-            found,
-            R,
-            changes["dp_clip_style"],
-            changes["dp_clip_function"],
-            contributions,
-            changes,
-            tolerance,
+            data, found, R, changes["dp_clip_style"], changes["dp_clip_function"], contributions,
+            changes, tolerance,
         )
 
     def test_the_reference(self):
@@ -467,11 +426,8 @@ class Clipping(PrivateCheck):
         draw = random.Random(SEED)
         at_once(
             lambda case: self.check(
-                self.data(2 * draw.randrange(2), 7),
-                dp_clip_style=draw.choice(CLIP_STYLES),
-                dp_clip_function="abadi",
-                R=0,
-                **case,
+                self.data(2 * draw.randrange(2), 7), dp_clip_style=draw.choice(CLIP_STYLES),
+                dp_clip_function="abadi", R=0, **case,
             ),
             cases,
         )
@@ -499,14 +455,8 @@ class Clipping(PrivateCheck):
         # runs.
         at_once(
             lambda style: self.check(
-                self.data(2, 4),
-                2**-8,
-                dtype="bf16",
-                dp_clip_style=style,
-                dp_clip_function="abadi",
-                R=0,
-                zero=3,
-                ranks=2,
+                self.data(2, 4), 2**-8, dtype="bf16", dp_clip_style=style, dp_clip_function="abadi",
+                R=0, zero=3, ranks=2,
             ),
             ("unit", "flat"),
         )
@@ -522,10 +472,7 @@ class Clipping(PrivateCheck):
                 for more in (
                     dict(shuffle=1),
                     dict(
-                        dp_noise=0,
-                        dp_clip="1e6",
-                        dp_clip_style="flat",
-                        dp_show_private=1,
+                        dp_noise=0, dp_clip="1e6", dp_clip_style="flat", dp_show_private=1,
                         shuffle=None,
                     ),
                 )
@@ -546,24 +493,16 @@ class Sensitivity(PrivateCheck):
             (0, *words) for words in ((1, 2, 3, 4, 5, 6, 1, 2), (3, 3, 5), (6, 5, 4, 3, 2, 1, 6, 5))
         ]
         extra = dict(
-            repeated=(0, *[3] * T),
-            like_another=others[0],
-            one_target=(0, 6),
+            repeated=(0, *[3] * T), like_another=others[0], one_target=(0, 6),
             alternating=(0, *[1, 2] * (T // 2)),
         )
         scales = dict(
-            plain={},
-            large=dict(lnfw=1e3),
-            huge=dict(lnfw=1e9, fcprojw=1e3),
-            tiny=dict(wte=1e-6, lnfw=1e-6, lnfb=1e-6),
-            steep=dict(wte=30, qkvw=30),
+            plain={}, large=dict(lnfw=1e3), huge=dict(lnfw=1e9, fcprojw=1e3),
+            tiny=dict(wte=1e-6, lnfw=1e-6, lnfb=1e-6), steep=dict(wte=30, qkvw=30),
         )
         for name, how in itertools.product(extra, scales):
             yield f"{name}, {how}", Private(
-                shape,
-                shape.random(SEED, **scales[how]),
-                [*others, extra[name]],
-                T,
+                shape, shape.random(SEED, **scales[how]), [*others, extra[name]], T,
                 dict(windows="document"),
             )
 
@@ -619,14 +558,10 @@ class Sensitivity(PrivateCheck):
             rows = 0.3 * draw.standard_normal((shape.padded, C))
             rows -= np.outer(
                 rows @ bias + np.where(np.isin(np.arange(shape.padded), (1, 2)), 0, 30), bias
-            ) / (
-                bias @ bias
-            )  # tokens 1 and 2 alone are likely, equally
+            ) / (bias @ bias)  # tokens 1 and 2 alone are likely, equally
             rows[shape.vocab :] = 0
             weights[where["lnfw"]], weights[where["lnfb"]], weights[where["wte"]] = (
-                1e-3,
-                bias,
-                rows.reshape(-1),
+                1e-3, bias, rows.reshape(-1),
             )
             sample_ = (0, *map(int, draw.permutation([1] * 4 + [2] * 4)))
             data = Private(shape, shape.file(weights), [sample_], self.T, dict(windows="document"))
@@ -673,13 +608,8 @@ def chacha20(key, nonce, counters):
     """(blocks, 16) words."""
     rotate = lambda x, n: (x << np.uint32(n)) | (x >> np.uint32(32 - n))
     words = [
-        0x61707865,
-        0x3320646E,
-        0x79622D32,
-        0x6B206574,
-        *struct.unpack("<8I", bytes.fromhex(key)),
-        None,
-        *nonce,
+        0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, *struct.unpack("<8I", bytes.fromhex(key)),
+        None, *nonce,
     ]
     start = [
         counters.astype(np.uint32) if word is None else np.full(len(counters), word, np.uint32)
@@ -771,11 +701,7 @@ class Noise(PrivateCheck):
         silent, draw = Silent(), random.Random(f"{SEED}deviation{turn}")
         sigma, R = draw.uniform(0.5, 8), draw.uniform(0.1, 10)
         case = dict(
-            program,
-            dp_noise=sigma,
-            dp_clip=R,
-            ranks=draw.choice((2, 4)),
-            zero=draw.randrange(4),
+            program, dp_noise=sigma, dp_clip=R, ranks=draw.choice((2, 4)), zero=draw.randrange(4),
         )
         (noise,) = silent.noise([case])
         for storage, part in enumerate(silent.storages(noise)):
@@ -838,17 +764,13 @@ class Noise(PrivateCheck):
             noise / lr
             for noise in silent.noise(
                 [
-                    dict(lr=lr, steps=1),
-                    dict(lr=lr, steps=2),
-                    dict(lr=lr, steps=3),
+                    dict(lr=lr, steps=1), dict(lr=lr, steps=2), dict(lr=lr, steps=3),
                     dict(lr=lr, steps=1, dp_key=another),
                 ]
             )
         ]
         steps = {
-            "step 1": after[0],
-            "step 2": after[1] - after[0],
-            "step 3": after[2] - after[1],
+            "step 1": after[0], "step 2": after[1] - after[0], "step 3": after[2] - after[1],
             "another key": after[3],
         }
         for name, noise in steps.items():
@@ -879,16 +801,8 @@ class Noise(PrivateCheck):
         jobs = self.exported(
             [
                 dict(
-                    PRIVATE,
-                    ranks=ranks,
-                    zero=stage,
-                    steps=12,
-                    batch_tokens=20,
-                    seq_len=20,
-                    micro_batch=1,
-                    lr=1e-3,
-                    dp_noise=1,
-                    dp_show_private=1,
+                    PRIVATE, ranks=ranks, zero=stage, steps=12, batch_tokens=20, seq_len=20,
+                    micro_batch=1, lr=1e-3, dp_noise=1, dp_show_private=1,
                 )
                 for ranks, stage in [(1, 0), *sample(itertools.product((2, 4), range(4)), 2)]
             ]
@@ -938,9 +852,7 @@ class Sampling(PrivateCheck):
         runs = [
             dict(steps=10, batch_tokens=50, **changes)
             for changes in (
-                dict(),
-                dict(ranks=3, zero=3),
-                dict(ranks=4, micro_batch=1, seed=7),
+                dict(), dict(ranks=3, zero=3), dict(ranks=4, micro_batch=1, seed=7),
                 dict(dp_key=another),
             )
         ]
@@ -978,12 +890,8 @@ class Sampling(PrivateCheck):
             R, expected = 2.0, 5
             job = train(
                 **data.case(
-                    batch_tokens=expected * 20,
-                    dp_clip=R,
-                    dp_clip_function=function,
-                    export=folder,
-                    ranks=2,
-                    dp_show_private=1,
+                    batch_tokens=expected * 20, dp_clip=R, dp_clip_function=function, export=folder,
+                    ranks=2, dp_show_private=1,
                 )
             )
             ((taken,),) = job.steps("samples")
@@ -995,16 +903,8 @@ class Sampling(PrivateCheck):
 # --------------------------------------------------------------------------------------------------
 class Trajectories(PrivateCheck):
     RUN = dict(
-        dp_noise=0.7,
-        dp_clip=0.5,
-        dp_key=KEY,
-        dp_show_private=1,
-        shuffle=None,
-        grad_clip=0,
-        steps=6,
-        batch_tokens=7 * 20,
-        seq_len=20,
-        threads=1,
+        dp_noise=0.7, dp_clip=0.5, dp_key=KEY, dp_show_private=1, shuffle=None, grad_clip=0,
+        steps=6, batch_tokens=7 * 20, seq_len=20, threads=1,
     )
 
     def test_resume(self):
@@ -1033,23 +933,9 @@ class Stages(PrivateCheck):
         (Shape(4, 4, 16, 5, HEAD.positions), HEAD.positions, "continuous"),
     ]
     PLANS = [
-        "3:1,3:1",
-        "1:1,5:1",
-        "5:1,1:1",
-        "2:1,2:1,2:1",
-        "1:1,4:1,1:1",
-        "3:2,3:1",
-        "2:1,4:2",
-        "3:1,3:2",
-        "1:1,2:1,3:1",
-        "3:3,3:1",
-        "3:1,3:3",
-        "3:2,3:2",
-        "1:2,4:1,1:1",
-        "1:1,4:2,1:1",
-        "2:1,1:2,3:1",
-        "1:1,1:1,3:1,1:1",
-        "2:1,2:1,1:1,1:1",
+        "3:1,3:1", "1:1,5:1", "5:1,1:1", "2:1,2:1,2:1", "1:1,4:1,1:1", "3:2,3:1", "2:1,4:2",
+        "3:1,3:2", "1:1,2:1,3:1", "3:3,3:1", "3:1,3:3", "3:2,3:2", "1:2,4:1,1:1", "1:1,4:2,1:1",
+        "2:1,1:2,3:1", "1:1,1:1,3:1,1:1", "2:1,2:1,1:1,1:1",
     ]
     CASES = [
         dict(pipeline=plan, dp_clip_style=style, pipeline_schedule=schedule, micro_batch=rows)
@@ -1088,10 +974,7 @@ class Stages(PrivateCheck):
             [
                 dict(
                     dict(
-                        dp_clip=R,
-                        pipeline=plan,
-                        ranks=self.ranks(plan),
-                        dp_clip_style=style,
+                        dp_clip=R, pipeline=plan, ranks=self.ranks(plan), dp_clip_style=style,
                         dp_clip_function=function,
                     ),
                     **changes,
@@ -1115,12 +998,8 @@ class Stages(PrivateCheck):
                 if name not in ("pipeline", "dp_clip_style")
             }
             self.check(
-                self.DATA[number % 3],
-                case["pipeline"],
-                case["dp_clip_style"],
-                draw.choice(CLIP_FUNCTIONS),
-                7,
-                **changes,
+                self.DATA[number % 3], case["pipeline"], case["dp_clip_style"],
+                draw.choice(CLIP_FUNCTIONS), 7, **changes,
             )
 
         at_once(check, list(enumerate(self.chosen(3))))
@@ -1128,13 +1007,7 @@ class Stages(PrivateCheck):
     def test_empty_batches(self):
         """Where the expected batch is one sample: nobody hangs, and noise is that of one rank."""
         common = dict(
-            PRIVATE,
-            steps=12,
-            batch_tokens=20,
-            seq_len=20,
-            micro_batch=2,
-            lr=1e-3,
-            dp_noise=1,
+            PRIVATE, steps=12, batch_tokens=20, seq_len=20, micro_batch=2, lr=1e-3, dp_noise=1,
             dp_show_private=1,
         )
         jobs = self.exported(
@@ -1142,10 +1015,7 @@ class Stages(PrivateCheck):
                 common,
                 *(
                     dict(
-                        common,
-                        pipeline=plan,
-                        ranks=self.ranks(plan),
-                        dp_clip_style=style,
+                        common, pipeline=plan, ranks=self.ranks(plan), dp_clip_style=style,
                         zero=zero,
                     )
                     for plan, style, zero in sample(
@@ -1199,13 +1069,8 @@ class Stages(PrivateCheck):
             itertools.product(("2:1,3:1", "1:1,3:1,1:1", "2:2,2:1,1:1"), CLIP_STYLES), 2
         ):
             common = dict(
-                pipeline=plan,
-                ranks=self.ranks(plan),
-                batch_tokens=S * T,
-                seq_len=T,
-                micro_batch=5,
-                steps=2,
-                shuffle=None,
+                pipeline=plan, ranks=self.ranks(plan), batch_tokens=S * T, seq_len=T, micro_batch=5,
+                steps=2, shuffle=None,
             )
             plain, found = train_all(
                 [
@@ -1237,15 +1102,8 @@ class Stages(PrivateCheck):
         difference."""
         out = os.path.join(scratch(), "out")
         run = dict(
-            Trajectories.RUN,
-            steps=4,
-            save_every=2,
-            out=out,
-            dp_key=None,
-            micro_batch=3,
-            pipeline="3:1,2:1",
-            ranks=2,
-            dp_clip_style="stage",
+            Trajectories.RUN, steps=4, save_every=2, out=out, dp_key=None, micro_batch=3,
+            pipeline="3:1,2:1", ranks=2, dp_clip_style="stage",
         )
         train(**run)
         shutil.rmtree(harness.checkpoint(out, 4))
@@ -1272,11 +1130,7 @@ class Cyclic(PrivateCheck):
             (
                 index,
                 dict(
-                    mode,
-                    dp_clip_style="unit",
-                    dp_clip_function=function,
-                    R=R,
-                    recompute=how,
+                    mode, dp_clip_style="unit", dp_clip_function=function, R=R, recompute=how,
                     micro_batch=rows,
                 ),
             )
@@ -1325,15 +1179,8 @@ class Cyclic(PrivateCheck):
         (job,) = self.exported(
             [
                 dict(
-                    PRIVATE,
-                    cyclic="v2",
-                    cyclic_stages=2,
-                    steps=100,
-                    batch_tokens=28 * 20,
-                    seq_len=20,
-                    micro_batch=14,
-                    lr=1e-3,
-                    dp_show_private=1,
+                    PRIVATE, cyclic="v2", cyclic_stages=2, steps=100, batch_tokens=28 * 20,
+                    seq_len=20, micro_batch=14, lr=1e-3, dp_show_private=1,
                 )
             ]
         )
@@ -1393,24 +1240,15 @@ def account(flags=(), **question):
 
 class Ledger(PrivateCheck):
     RUN = dict(
-        PRIVATE,
-        lr="1e-3",
-        seq_len=20,
-        batch_tokens=100,
-        micro_batch=2,
-        dp_noise=1.1,
-        dp_delta=1e-5,
-        val_every=2,
-        val_batches=1,
+        PRIVATE, lr="1e-3", seq_len=20, batch_tokens=100, micro_batch=2, dp_noise=1.1,
+        dp_delta=1e-5, val_every=2, val_batches=1,
     )
 
     def test_epsilon(self):
         """At each validation that of the steps so far, as --dp-account says it."""
         for changes in sample(
             [
-                dict(),
-                dict(dp_accountant="rdp"),
-                dict(dp_neighbours="replace-one"),
+                dict(), dict(dp_accountant="rdp"), dict(dp_neighbours="replace-one"),
                 dict(dp_noise=0.8, ranks=2, zero=2),
             ],
             2,
@@ -1499,13 +1337,7 @@ class Ledger(PrivateCheck):
         budget = account(q=5 / 28, sigma=1.1, steps=4, delta=1e-5)["epsilon"] * 1.001
         out = os.path.join(scratch(), "out")
         run = dict(
-            self.RUN,
-            steps=9,
-            dp_epsilon=budget,
-            dp_noise=1.1,
-            out=out,
-            save_every=3,
-            ranks=2,
+            self.RUN, steps=9, dp_epsilon=budget, dp_noise=1.1, out=out, save_every=3, ranks=2,
             zero=1,
         )
         job = train(**run)
@@ -1603,14 +1435,8 @@ class Ledger(PrivateCheck):
     def test_a_run_without_privacy_is_not_made_private(self):
         out = os.path.join(scratch(), "out")
         plain = dict(
-            self.RUN,
-            dp_noise=None,
-            dp_delta=None,
-            dp_clip=None,
-            dp_key=None,
-            steps=2,
-            save_every=1,
-            out=out,
+            self.RUN, dp_noise=None, dp_delta=None, dp_clip=None, dp_key=None, steps=2,
+            save_every=1, out=out,
         )
         train(**plain)
         job = Job(**dict(self.RUN, steps=4, out=out, resume=1)).wait()
@@ -1629,14 +1455,8 @@ class Documents(PrivateCheck):
         ]
         self.tokens = shard([token for text in self.texts for token in text])
         self.run_ = dict(
-            PRIVATE,
-            model=SHORT.random(SEED),
-            train=self.tokens,
-            val=self.tokens,
-            windows="document",
-            dp_unit="document",
-            seq_len=self.T,
-            micro_batch=4,
+            PRIVATE, model=SHORT.random(SEED), train=self.tokens, val=self.tokens,
+            windows="document", dp_unit="document", seq_len=self.T, micro_batch=4,
         )
 
     def windows(self, most):
@@ -1664,13 +1484,7 @@ class Documents(PrivateCheck):
     def test_epsilon(self):
         """That of as many windows as a document may have: more than a window's."""
         told, run = {}, dict(
-            self.run_,
-            dp_noise=1.3,
-            dp_delta=1e-5,
-            steps=4,
-            lr=1e-3,
-            val_every=4,
-            val_batches=1,
+            self.run_, dp_noise=1.3, dp_delta=1e-5, steps=4, lr=1e-3, val_every=4, val_batches=1,
             batch_tokens=2 * self.T,
         )
         for most in (1, 2, 3):
@@ -1760,15 +1574,7 @@ class Audit(PrivateCheck):
         documents = dict(windows="document", tokenizer=tokenizer([b"word"] * shape.vocab, 0))
         data = Private(shape, model, samples, 1, documents)
         (total,) = data.sums(
-            [
-                dict(
-                    dp_noise=sigma,
-                    dp_clip=1,
-                    dp_clip_style="flat",
-                    micro_batch=64,
-                    **layout,
-                )
-            ]
+            [dict(dp_noise=sigma, dp_clip=1, dp_clip_style="flat", micro_batch=64, **layout)]
         )
         (gradient,) = gradients(model, [(0, first)], 1, **documents)
         C, rows = shape.channels, total[: shape.vocab * shape.channels].reshape(
@@ -1990,12 +1796,7 @@ class Secrets(PrivateCheck):
                 dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2),
                 dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2, dp_show_private=1),
                 dict(
-                    self.RUN,
-                    steps=6,
-                    save_every=None,
-                    dp_noise=None,
-                    dp_delta=None,
-                    dp_clip=None,
+                    self.RUN, steps=6, save_every=None, dp_noise=None, dp_delta=None, dp_clip=None,
                     dp_key=None,
                 ),
             ]
@@ -2173,12 +1974,7 @@ class Numbers(PrivateCheck):
             2,
         ):
             changes = dict(
-                case,
-                dp_noise=1,
-                dp_key=KEY,
-                dp_show_private=1,
-                steps=6,
-                batch_tokens=60,
+                case, dp_noise=1, dp_key=KEY, dp_show_private=1, steps=6, batch_tokens=60,
                 shuffle=None,
             )
             job, layout, sums = train(**changes), Layout(changes), {}
@@ -2204,17 +2000,8 @@ class Numbers(PrivateCheck):
             device = []
             for more in ([], ["--dp-noise", "1"]):
                 words = [
-                    "--dry-run",
-                    "--json",
-                    "--cluster",
-                    "1x1,tflops=1,memory=100",
-                    "--model",
-                    model,
-                    "--seq-len",
-                    str(T),
-                    "--micro-batch",
-                    str(rows),
-                    *more,
+                    "--dry-run", "--json", "--cluster", "1x1,tflops=1,memory=100", "--model", model,
+                    "--seq-len", str(T), "--micro-batch", str(rows), *more,
                 ]
                 device.append(
                     json.loads(Job(words=words).done().out)["predicted"]["memory"]["device"]

@@ -83,10 +83,8 @@ class Memory(unittest.TestCase):
                     )
                 states = memory["parameters"] + memory["gradients"] / 2 + memory["optimizer"]
                 self.assertAlmostEqual(
-                    states / 1e9 * (size / P if size else 1),
-                    published,
-                    delta=0.006 * published + 0.005,
-                    msg=(model, stage),
+                    states / 1e9 * (size / P if size else 1), published,
+                    delta=0.006 * published + 0.005, msg=(model, stage),
                 )
 
     def test_secondary_copy(self):
@@ -135,9 +133,7 @@ class Traffic(unittest.TestCase):
 
     def test_volumes_of_the_papers(self):
         full, int8, int4 = (
-            1,
-            0.5 * (1 + 4 / 256),
-            0.25 * (1 + 8 / 256),
+            1, 0.5 * (1 + 4 / 256), 0.25 * (1 + 8 / 256),
         )  # 4 bytes of scale to 256 elements
         cases = (
             ([], 2 * full, full),
@@ -471,13 +467,8 @@ class Rest(unittest.TestCase):
 
     def test_nonsense(self):
         for cluster in (
-            "",
-            "nonsense",
-            "24x16,intra=150",
-            MANY + ",tflops=1",
-            MANY + ",speed=1",
-            "0x0,intra=1,inter=1",
-            "24x16,intra=150,inter=nan",
+            "", "nonsense", "24x16,intra=150", MANY + ",tflops=1", MANY + ",speed=1",
+            "0x0,intra=1,inter=1", "24x16,intra=150,inter=nan",
         ):
             done = run("--cluster", cluster or "x")
             self.assertEqual((done.returncode, done.stdout), (EXIT_INPUT, ""), cluster)

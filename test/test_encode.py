@@ -76,19 +76,12 @@ def by_byte():
 
 
 def split(pattern, behavior="Isolated", invert=False):
-    return {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": behavior,
-        "invert": invert,
-    }
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
 
 
 def byte_level(use_regex=False, add_prefix_space=False):
     return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
+        "type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True,
         "use_regex": use_regex,
     }
 
@@ -135,12 +128,7 @@ KINDS = {
     "gpt4o": (None, sequence(split(GPT4O), byte_level()), None),
     "deepseek": (
         None,
-        sequence(
-            split(r"\p{N}{1,3}"),
-            split("[一-龥\u3040-ゟ゠-ヿ]+"),
-            split(DEEPSEEK),
-            byte_level(),
-        ),
+        sequence(split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK), byte_level()),
         None,
     ),
     "odd": (NFC, sequence(split(ODD), byte_level()), None),
@@ -439,13 +427,8 @@ def trained(merges, alphabet, kind, *, pairs=False, whole=False):
         "padding": None,
         "added_tokens": [
             {
-                "id": ids[content],
-                "content": content,
-                "single_word": False,
-                "lstrip": left,
-                "rstrip": right,
-                "normalized": normalized,
-                "special": special,
+                "id": ids[content], "content": content, "single_word": False, "lstrip": left,
+                "rstrip": right, "normalized": normalized, "special": special,
             }
             for content, special, normalized, left, right in ADDED
         ],

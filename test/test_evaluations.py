@@ -21,19 +21,7 @@ import sys
 
 import harness
 from harness import (
-    ALL,
-    EXIT_INPUT,
-    ROOT,
-    SAME,
-    SEED,
-    T,
-    TestCase,
-    VOCAB,
-    header,
-    put,
-    shard,
-    train,
-    train_all,
+    ALL, EXIT_INPUT, ROOT, SAME, SEED, T, TestCase, VOCAB, header, put, shard, train, train_all,
 )
 
 END = 0  # the end-of-text token of a vocabulary below 256
@@ -132,16 +120,8 @@ class HellaSwag(TestCase):
             one, four = (
                 train(
                     **dict(
-                        model=shape,
-                        train=many,
-                        val=many,
-                        dtype="bf16",
-                        steps=1,
-                        val_every=1,
-                        val_batches=2,
-                        batch_tokens=8 * T,
-                        micro_batch=b,
-                        **layout,
+                        model=shape, train=many, val=many, dtype="bf16", steps=1, val_every=1,
+                        val_batches=2, batch_tokens=8 * T, micro_batch=b, **layout,
                     )
                 )
                 for b in (8, 1)
@@ -276,9 +256,7 @@ class Labels(TestCase):
             (event,) = job.of("val")
             taken = set(range(6)) if case.get("val_batches") == 2 else set(range(n))
             self.assertAlmostEqual(
-                float(event["label_accuracy"]),
-                len(told & taken) / len(taken),
-                delta=1e-12,
+                float(event["label_accuracy"]), len(told & taken) / len(taken), delta=1e-12,
                 msg=case,
             )
             self.assertIn(

@@ -41,25 +41,14 @@ T = 8
 
 class Resume(harness.TestCase):
     FLAGS = dict(
-        seq_len=T,
-        batch_tokens=12 * T,
-        micro_batch=1,
-        steps=6,
-        save_every=3,
-        lr=1e-2,
-        eps=1e-3,
-        threads=1,
-        val_every=0,
+        seq_len=T, batch_tokens=12 * T, micro_batch=1, steps=6, save_every=3, lr=1e-2, eps=1e-3,
+        threads=1, val_every=0,
     )
     LAYOUTS = (
-        dict(ranks=1, micro_batch=4),
-        dict(ranks=2, zero=1),
-        dict(ranks=3, zero=2, recompute="block"),
-        dict(ranks=2, zero=3),
-        dict(ranks=2, zero=2, expert_parallel=2),
-        dict(ranks=4, zero=1, expert_parallel=2),
-        dict(ranks=2, zero=2, offload="all"),
-        dict(ranks=2, pipeline="2", micro_batch=3),
+        dict(ranks=1, micro_batch=4), dict(ranks=2, zero=1),
+        dict(ranks=3, zero=2, recompute="block"), dict(ranks=2, zero=3),
+        dict(ranks=2, zero=2, expert_parallel=2), dict(ranks=4, zero=1, expert_parallel=2),
+        dict(ranks=2, zero=2, offload="all"), dict(ranks=2, pipeline="2", micro_batch=3),
     )
 
     def test_other_layouts(self):
@@ -152,13 +141,8 @@ class Pieces(harness.TestCase):
         dict(ranks=4, expert_parallel=2, zero=2, micro_batch=1, offload="optimizer"),
         dict(ranks=4, expert_parallel=2, zero=1, pipeline="2", micro_batch=4),
         dict(
-            ranks=4,
-            expert_parallel=2,
-            zero=2,
-            pipeline="2",
-            pipeline_schedule="zero-bubble",
-            micro_batch=4,
-            moe_balance="aux",
+            ranks=4, expert_parallel=2, zero=2, pipeline="2", pipeline_schedule="zero-bubble",
+            micro_batch=4, moe_balance="aux",
         ),
         dict(DIVIDED, zero=1, share="all", dtype="bf16"),
     )

@@ -30,24 +30,8 @@ import time
 
 import harness
 from harness import (
-    ALL,
-    EXIT_DONE,
-    EXIT_INPUT,
-    EXIT_PEER,
-    EXIT_RESOURCES,
-    Faulty,
-    Job,
-    LAST,
-    ROOT,
-    SEED,
-    STEPS_THEN,
-    at_once,
-    checkpoint,
-    checkpoints,
-    sample,
-    scratch,
-    small_disk,
-    train,
+    ALL, EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, Faulty, Job, LAST, ROOT, SEED,
+    STEPS_THEN, at_once, checkpoint, checkpoints, sample, scratch, small_disk, train,
 )
 import unittest
 
@@ -57,16 +41,8 @@ PAGE = 4096
 
 class Actions(unittest.TestCase):
     KINDS = (
-        "FORWARD",
-        "BACKWARD_INPUT",
-        "BACKWARD_WEIGHT",
-        "RECOMPUTE",
-        "PREFETCH",
-        "ACQUIRE",
-        "RELEASE",
-        "REDUCE",
-        "NORM",
-        "UPDATE",
+        "FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "PREFETCH", "ACQUIRE",
+        "RELEASE", "REDUCE", "NORM", "UPDATE",
     )
 
     @classmethod
@@ -405,15 +381,8 @@ class Clocks(unittest.TestCase):
         job = Job(
             shell=" ".join(
                 [
-                    "exec",
-                    "mpirun",
-                    "--oversubscribe",
-                    "-np",
-                    "2",
-                    "-x",
-                    f"LD_PRELOAD={CLOCK}",
-                    harness.BINARY,
-                    *words,
+                    "exec", "mpirun", "--oversubscribe", "-np", "2", "-x", f"LD_PRELOAD={CLOCK}",
+                    harness.BINARY, *words,
                 ]
             ),
             log=log,

@@ -23,22 +23,8 @@ import subprocess
 
 import harness
 from harness import (
-    ALL,
-    ENVIRONMENT,
-    EXIT_DONE,
-    EXIT_INPUT,
-    MODEL,
-    SEED,
-    TIMEOUT,
-    TOKENS,
-    apart,
-    at_once,
-    checkpoint,
-    checkpoints,
-    command_line,
-    get,
-    put,
-    scratch,
+    ALL, ENVIRONMENT, EXIT_DONE, EXIT_INPUT, MODEL, SEED, TIMEOUT, TOKENS, apart, at_once,
+    checkpoint, checkpoints, command_line, get, put, scratch,
 )
 import unittest
 
@@ -90,14 +76,8 @@ def run(words, ranks=1, folder=None, text=True, stdin=subprocess.DEVNULL):
     launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
     command = [os.fsencode(word) for word in (*launch, harness.BINARY, *words)]
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=text,
-        errors="replace" if text else None,
-        env=apart(ENVIRONMENT),
-        timeout=TIMEOUT,
-        cwd=folder or harness.TEMPORARY,
-        stdin=stdin,
+        command, capture_output=True, text=text, errors="replace" if text else None,
+        env=apart(ENVIRONMENT), timeout=TIMEOUT, cwd=folder or harness.TEMPORARY, stdin=stdin,
     )
 
 
@@ -157,15 +137,8 @@ class Removing(unittest.TestCase):
             os.symlink(there, os.path.join(half, name + ".tmp"))
         os.mkdir(os.path.join(half, "state_00001"))
         for name in (
-            "state_00002",
-            "state_123456",
-            "manifest",
-            "state_00002.tmp",
-            "state_2",
-            "state_000002",
-            "notes",
-            "state_00002.bak",
-            ".state",
+            "state_00002", "state_123456", "manifest", "state_00002.tmp", "state_2", "state_000002",
+            "notes", "state_00002.bak", ".state",
         ):
             with open(os.path.join(half, name), "w") as file:
                 file.write(name)
@@ -174,14 +147,8 @@ class Removing(unittest.TestCase):
         self.assertEqual(
             set(os.listdir(half)),
             {
-                "state_00000.tmp",
-                "manifest.tmp",
-                "state_00001",
-                "state_2",
-                "state_000002",
-                "notes",
-                "state_00002.bak",
-                ".state",
+                "state_00000.tmp", "manifest.tmp", "state_00001", "state_2", "state_000002",
+                "notes", "state_00002.bak", ".state",
             },
         )
         self.assertRegex(job.err, r"warning: .*step_00000001\.tmp cannot be removed")
@@ -320,20 +287,9 @@ class Removing(unittest.TestCase):
 # --------------------------------------------------------------------------------------------------
 class Names(unittest.TestCase):
     ODD = (
-        "step_99999999999999999999",
-        "step_9223372036854775808",
-        "step_+5",
-        "step_ 5",
-        "step_5",
-        "step_0000005",
-        "step_000000005",
-        "step_-0000005",
-        "step_00000005 ",
-        "step_0x000005",
-        "step_",
-        "step_00000005.old",
-        "step_00000005.1.tmp",
-        "step_00000005.tmp.tmp",
+        "step_99999999999999999999", "step_9223372036854775808", "step_+5", "step_ 5", "step_5",
+        "step_0000005", "step_000000005", "step_-0000005", "step_00000005 ", "step_0x000005",
+        "step_", "step_00000005.old", "step_00000005.1.tmp", "step_00000005.tmp.tmp",
     )
 
     def test_odd_names_are_left_alone(self):
@@ -459,9 +415,7 @@ class Outputs(unittest.TestCase):
         os.symlink("data/new.bin", os.path.join(self.folder, "to_new"))
         os.mkfifo(os.path.join(self.folder, "pipe"))
         self.flags = dict(
-            train="data/a_train_*.bin",
-            val="./linked/{a,b}_val_*.bin",
-            model="data/model.bin",
+            train="data/a_train_*.bin", val="./linked/{a,b}_val_*.bin", model="data/model.bin",
             steps=1,
         )
 
@@ -551,18 +505,8 @@ class Outputs(unittest.TestCase):
     def test_what_out_holds(self):
         out = os.path.join(self.folder, "out")
         new = (
-            "lock",
-            "stop",
-            "dp_key",
-            "dp_steps",
-            "dp_key.tmp",
-            "",
-            ".",
-            "step_00000001",
-            "step_00000002/log",
-            "step_00000003.tmp",
-            "earlier-1",
-            "../out",
+            "lock", "stop", "dp_key", "dp_steps", "dp_key.tmp", "", ".", "step_00000001",
+            "step_00000002/log", "step_00000003.tmp", "earlier-1", "../out",
         )
         self.refused(
             *(("log", "--out", dict(out="out", log=os.path.join("out", name))) for name in new)
@@ -570,10 +514,7 @@ class Outputs(unittest.TestCase):
         train(out=out, **SAVES)
         os.link(os.path.join(out, "lock"), os.path.join(self.folder, "lock"))
         there = (
-            "out/stop",
-            "lock",
-            "out/step_00000001/state_00000",
-            "out/step_00000001/new",
+            "out/stop", "lock", "out/step_00000001/state_00000", "out/step_00000001/new",
             "out/step_00000007/log",
         )
         self.refused(
@@ -665,11 +606,7 @@ class Outputs(unittest.TestCase):
                             "profile_batch_size": 2,
                             "nodes": [
                                 dict(
-                                    id=i,
-                                    name=f"n{i}",
-                                    fwd_ms=1,
-                                    bwd_ms=2,
-                                    act_bytes=8,
+                                    id=i, name=f"n{i}", fwd_ms=1, bwd_ms=2, act_bytes=8,
                                     param_bytes=8,
                                 )
                                 for i in (1, 2)
@@ -709,12 +646,8 @@ class Inputs(unittest.TestCase):
     }
     FLAGS = ("train", "val", "hellaswag", "tokenizer", "config", "profile", "model")
     LLAMA = {
-        "model_type": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 101,
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 101,
     }
 
     def refused(self, *cases):
@@ -854,14 +787,8 @@ class Bytes(unittest.TestCase):
         for first in range(0, len(paths), len(names)):
             given = dict(zip(names, paths[first : first + len(names)]))
             words = [
-                "--dry-run",
-                "--json",
-                "--model",
-                "layers=1,heads=1,channels=16,vocab=101",
-                "--seq-len",
-                "8",
-                "--threads",
-                "1",
+                "--dry-run", "--json", "--model", "layers=1,heads=1,channels=16,vocab=101",
+                "--seq-len", "8", "--threads", "1",
             ]
             done = run(
                 words + [word for name, path in given.items() for word in (f"--{name}", path)],
@@ -908,11 +835,7 @@ class Bytes(unittest.TestCase):
                             "profile_batch_size": 2,
                             "nodes": [
                                 dict(
-                                    id=i,
-                                    name=f"n{i}",
-                                    fwd_ms=1,
-                                    bwd_ms=2,
-                                    act_bytes=8,
+                                    id=i, name=f"n{i}", fwd_ms=1, bwd_ms=2, act_bytes=8,
                                     param_bytes=8,
                                 )
                                 for i in (1, 2)

@@ -100,9 +100,7 @@ class Case:
         if self.staged or self.size == 1:
             return [[]]
         found = []
-        for zero, weights, gradients, apart in itertools.product(
-            range(4), (0, 1), (0, 1), (0, 1)
-        ):
+        for zero, weights, gradients, apart in itertools.product(range(4), (0, 1), (0, 1), (0, 1)):
             words = ["--zero", zero] + ["--zero-quantized-weights"] * weights
             words += ["--zero-quantized-gradients"] * gradients
             words += ["--zero-hpz-partition-size", self.ranks] * apart
@@ -134,9 +132,7 @@ class Case:
         ]
         units = self.layers + 2
         for stages in range(2, min(units, self.size) + 1):
-            for cut, replicas in itertools.product(
-                parts(units, stages), parts(self.size, stages)
-            ):
+            for cut, replicas in itertools.product(parts(units, stages), parts(self.size, stages)):
                 text = ",".join(f"{u}:{r}" for u, r in zip(cut, replicas))
                 for b, schedule, fits in itertools.product(
                     (b for b in range(1, self.samples + 1) if self.samples % b == 0),
@@ -355,12 +351,8 @@ class Presets(harness.TestCase):
     def test_every_gpu(self):
         """gpu= stands for all rates; a key that is given replaces its rate."""
         for gpu, peak, capacity in (
-            ("a100", 312, 79),
-            ("b200", 2250, 178),
-            ("h100", 989, 79),
-            ("h200", 989, 139),
-            ("l40s", 362, 44),
-            ("v100", 125, 31),
+            ("a100", 312, 79), ("b200", 2250, 178), ("h100", 989, 79), ("h200", 989, 139),
+            ("l40s", 362, 44), ("v100", 125, 31),
         ):
             words = ["--dry-run", "--model", "d12", "--offload", "all", "--cluster"]
             found = ask(*words, f"2x8,gpu={gpu}")

@@ -33,23 +33,8 @@ import unittest
 
 import harness
 from harness import (
-    ALL,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    MODEL,
-    PADDED,
-    ROOT,
-    SEED,
-    T,
-    TEMPORARY,
-    TIMEOUT,
-    TOKENS,
-    VOCAB,
-    apart,
-    at_once,
-    get,
-    header,
-    scratch,
+    ALL, EXIT_INPUT, EXIT_RESOURCES, MODEL, PADDED, ROOT, SEED, T, TEMPORARY, TIMEOUT, TOKENS,
+    VOCAB, apart, at_once, get, header, scratch,
 )
 
 PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
@@ -71,15 +56,8 @@ ENVIRONMENT = dict(
     f"max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}",
 )
 RUN = {
-    "model": MODEL,
-    "train": TOKENS,
-    "val": TOKENS,
-    "shuffle": 0,
-    "seq-len": T,
-    "micro-batch": 1,
-    "steps": 1,
-    "val-every": 0,
-    "threads": 1,
+    "model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 1,
+    "steps": 1, "val-every": 0, "threads": 1,
 }
 
 TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
@@ -157,17 +135,8 @@ def extremes(draw, data, words):
     bits, old = 8 * size, int.from_bytes(data[at : at + size], "little")
     new = draw.choice(
         (
-            0,
-            1,
-            -1,
-            1 << bits - 1,
-            (1 << bits - 1) - 1,
-            old + 1,
-            old - 1,
-            old * 2,
-            old // 2,
-            draw.getrandbits(bits),
-            draw.randrange(1000),
+            0, 1, -1, 1 << bits - 1, (1 << bits - 1) - 1, old + 1, old - 1, old * 2, old // 2,
+            draw.getrandbits(bits), draw.randrange(1000),
         )
     )
     return data[:at] + (new % (1 << bits)).to_bytes(size, "little") + data[at + size :]
@@ -178,18 +147,7 @@ def truncate(draw, data, words):
     return data[
         : draw.choice(
             (
-                0,
-                1,
-                7,
-                8,
-                24,
-                1023,
-                1024,
-                1025,
-                at,
-                at + size,
-                len(data) - 1,
-                len(data) - 2,
+                0, 1, 7, 8, 24, 1023, 1024, 1025, at, at + size, len(data) - 1, len(data) - 2,
                 draw.randrange(len(data)),
             )
         )
@@ -229,16 +187,7 @@ def swap(draw, data, words):
 
 
 MUTATORS = [
-    flip_bits,
-    set_bytes,
-    extremes,
-    extremes,
-    extremes,
-    truncate,
-    extend,
-    splice,
-    cut_out,
-    repeat,
+    flip_bits, set_bytes, extremes, extremes, extremes, truncate, extend, splice, cut_out, repeat,
     swap,
 ]
 
@@ -328,9 +277,7 @@ class Model(File):
                 dict(steps=0, val_every=1, val_batches=1),
                 dict(recompute="block", optimizer="sgd"),
                 dict(
-                    zero=3,
-                    zero_quantized_weights=1,
-                    zero_quantized_gradients=1,
+                    zero=3, zero_quantized_weights=1, zero_quantized_gradients=1,
                     zero_quant_block=draw.choice((16, 1 << 30)),
                 ),
             )
@@ -379,15 +326,9 @@ def safetensors_of(shapes):
 def llama_shapes():
     """The tensors of the model below."""
     block = {
-        "input_layernorm": (8,),
-        "self_attn.q_proj": (8, 8),
-        "self_attn.k_proj": (4, 8),
-        "self_attn.v_proj": (4, 8),
-        "self_attn.o_proj": (8, 8),
-        "post_attention_layernorm": (8,),
-        "mlp.gate_proj": (12, 8),
-        "mlp.up_proj": (12, 8),
-        "mlp.down_proj": (8, 12),
+        "input_layernorm": (8,), "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8),
+        "self_attn.v_proj": (4, 8), "self_attn.o_proj": (8, 8), "post_attention_layernorm": (8,),
+        "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12),
     }
     shapes = {"model.embed_tokens.weight": (VOCAB, 8), "model.norm.weight": (8,)}
     for layer in range(2):
@@ -400,18 +341,9 @@ class HuggingFace(File):
     """A folder of Hugging Face, of which the tensors are damaged; weights may have any value."""
 
     config = dict(
-        model_type="llama",
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
-        vocab_size=VOCAB,
-        max_position_embeddings=32,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        rope_scaling=None,
+        model_type="llama", hidden_size=8, intermediate_size=12, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=4, vocab_size=VOCAB,
+        max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None,
         tie_word_embeddings=True,
     )
     base, text = safetensors_of(llama_shapes())
@@ -595,9 +527,7 @@ class HellaSwag(File):
         for number in range(word(data, 2)):
             begin = at
             if [*stream[at : at + 1], *stream[at + 2 : at + 3], *stream[at + 4 : at + 5]] != [
-                65535,
-                number,
-                4,
+                65535, number, 4,
             ] or stream[at + 3] > 3:
                 return REFUSED
             end, at, lengths = begin + stream[begin + 1] / 2, begin + 5, []
@@ -677,12 +607,8 @@ class Checkpoint:
             if good
             else draw.choice(
                 (
-                    self.damage,
-                    self.damage,
-                    self.reseal_manifest,
-                    self.reseal_manifest,
-                    self.reseal_state,
-                    self.replace,
+                    self.damage, self.damage, self.reseal_manifest, self.reseal_manifest,
+                    self.reseal_state, self.replace,
                 )
             )(draw, files)
         )
@@ -802,18 +728,8 @@ class Checkpoint:
         )
         value = draw.choice(
             (
-                b"-1",
-                b"-9223372036854775808",
-                b"9223372036854775807",
-                b"99999999999999999999999",
-                b"",
-                b"x",
-                b"2x",
-                b"2 2",
-                b"nan",
-                b"0x2",
-                b" ",
-                b"9" * 5000,
+                b"-1", b"-9223372036854775808", b"9223372036854775807", b"99999999999999999999999",
+                b"", b"x", b"2x", b"2 2", b"nan", b"0x2", b" ", b"9" * 5000,
                 draw.randbytes(8).replace(b"\n", b""),
             )
         )
@@ -834,44 +750,12 @@ class Flags:
 
     table = []  # (name, short letter or "", kind: number, switch, choice, text)
     LONG = (
-        "model",
-        "threads",
-        "sample-tokens",
-        "sample-every",
-        "val-batches",
-        "steps",
-        "dry-run",
+        "model", "threads", "sample-tokens", "sample-every", "val-batches", "steps", "dry-run",
     )  # a real run with these takes as long as they say
     ABSURD = (
-        "0",
-        "1",
-        "-1",
-        "2147483647",
-        "2147483648",
-        "-2147483648",
-        "9223372036854775807",
-        "9223372036854775808",
-        "1e12",
-        "1e308",
-        "1e999",
-        "-1e308",
-        "nan",
-        "inf",
-        "-inf",
-        "0x10",
-        "1e-320",
-        "1.5",
-        "1048576",
-        "4096",
-        "16777216",
-        " 1",
-        "1 ",
-        "1,5",
-        "+1",
-        "--",
-        "-",
-        "=",
-        "",
+        "0", "1", "-1", "2147483647", "2147483648", "-2147483648", "9223372036854775807",
+        "9223372036854775808", "1e12", "1e308", "1e999", "-1e308", "nan", "inf", "-inf", "0x10",
+        "1e-320", "1.5", "1048576", "4096", "16777216", " 1", "1 ", "1,5", "+1", "--", "-", "=", "",
     )
     MODELS = (
         "d12",
@@ -911,32 +795,15 @@ class Flags:
         "1x1,overlap=2",
     )
     GARBAGE = (
-        "x",
-        "\udcff\udcfe",
-        "\x1b[2J",
-        "%s%n%x",
-        "\n",
-        "a" * 900,
-        "a" * 901,
-        "9" * 100000,
-        "../" * 400,
-        "\u202e",
-        "{a,b}*",
-        "[",
-        "/dev/zero",
-        "/dev/stdin",
-        "/",
+        "x", "\udcff\udcfe", "\x1b[2J", "%s%n%x", "\n", "a" * 900, "a" * 901, "9" * 100000,
+        "../" * 400, "\u202e", "{a,b}*", "[", "/dev/zero", "/dev/stdin", "/",
     )
 
     @classmethod
     def make(cls):
         out = subprocess.run(
-            [BINARY, "--help", "all"],
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT,
-            timeout=TIMEOUT,
-            check=True,
+            [BINARY, "--help", "all"], capture_output=True, text=True, env=ENVIRONMENT,
+            timeout=TIMEOUT, check=True,
         ).stdout
         for name, letter, rest in re.findall(r"(?m)^  --(\S+?)(?:, -(\w+))?  +(.*)$", out):
             default, choices = re.search(r"\(default (.*)\)$", rest)[1], re.match(

@@ -195,10 +195,7 @@ class Input(harness.TestCase):
         command = f"mpirun --oversubscribe -np 2 {harness.BINARY} --model {model.source}"
         command += " --prompt - --temperature 0 --sample-tokens 6 --zero 3"
         done = subprocess.run(
-            command.split(),
-            input=b"\n".join(lines),
-            capture_output=True,
-            timeout=TIMEOUT,
+            command.split(), input=b"\n".join(lines), capture_output=True, timeout=TIMEOUT,
             env=harness.ENVIRONMENT,
         )
         self.assertEqual(done.returncode, 0, done.stderr)

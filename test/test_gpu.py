@@ -35,18 +35,7 @@ import unittest
 
 import harness
 from harness import (
-    ALL,
-    EXIT_INPUT,
-    EXIT_PEER,
-    EXIT_RESOURCES,
-    Job,
-    MODEL,
-    ROOT,
-    SAME,
-    SEED,
-    TOKENS,
-    TestCase,
-    get,
+    ALL, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, Job, MODEL, ROOT, SAME, SEED, TOKENS, TestCase, get,
     sample,
 )
 
@@ -273,9 +262,7 @@ class Failures(TestCase):
         for dtype, kernel in [("fp32", k) for k in kernels] + [("bf16", 30)]:
             with self.subTest(dtype=dtype, kernel=kernel):
                 said = job(
-                    "train_gpt_emu",
-                    code=EXIT_RESOURCES,
-                    environment={"EMU_FAILS": str(kernel)},
+                    "train_gpt_emu", code=EXIT_RESOURCES, environment={"EMU_FAILS": str(kernel)},
                     **dict(self.SAME, dtype=dtype),
                 )[1]
                 self.assertIn(": an illegal memory access was encountered", said)
@@ -291,9 +278,7 @@ class Step(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "counts")
             result = run(
-                "train_gpt_emu",
-                ranks,
-                environment={"EMU_COUNTS": path},
+                "train_gpt_emu", ranks, environment={"EMU_COUNTS": path},
                 **dict(self.CHANGES, **changes),
             )
             with open(path) as counts:
@@ -353,19 +338,8 @@ class Step(TestCase):
                     delta=1e-3,
                 )  # events are floats
         command = [
-            "./train_gpt",
-            "--model",
-            MODEL,
-            "--train",
-            TOKENS,
-            "--seq-len",
-            "20",
-            "--val-every",
-            "0",
-            "--batch-tokens",
-            "200",
-            "--profile-steps",
-            "9:9",
+            "./train_gpt", "--model", MODEL, "--train", TOKENS, "--seq-len", "20", "--val-every",
+            "0", "--batch-tokens", "200", "--profile-steps", "9:9",
         ]
         short = subprocess.run(
             command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
@@ -384,12 +358,7 @@ class Step(TestCase):
     def test_profile_of_skipped_update(self):
         """Of a step whose update is skipped the actions that ran are in the profile."""
         flags = dict(
-            self.CHANGES,
-            profile_steps="6:6",
-            steps=6,
-            lr=1e6,
-            weight_decay=100,
-            grad_clip=0,
+            self.CHANGES, profile_steps="6:6", steps=6, lr=1e6, weight_decay=100, grad_clip=0,
             val_every=0,
         )
         for program in ("train_gpt", "train_gpt_emu"):
@@ -421,14 +390,8 @@ class Memory(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "counts")
             run(
-                "train_gpt_emu",
-                environment={"EMU_COUNTS": path},
-                model=self.MODEL,
-                val=TOKENS,
-                steps=2,
-                batch_tokens=80,
-                micro_batch=4,
-                val_every=0,
+                "train_gpt_emu", environment={"EMU_COUNTS": path}, model=self.MODEL, val=TOKENS,
+                steps=2, batch_tokens=80, micro_batch=4, val_every=0,
             )
             with open(path) as counts:
                 taken = json.load(counts)["device_bytes"]
@@ -450,12 +413,7 @@ class Memory(TestCase):
     def check_refused(self, bytes_, *words, ranks=1, code=3, **changes):
         flags = dict(
             dict(
-                model=self.MODEL,
-                train=TOKENS,
-                steps=1,
-                seq_len=64,
-                micro_batch=8,
-                val_every=0,
+                model=self.MODEL, train=TOKENS, steps=1, seq_len=64, micro_batch=8, val_every=0,
                 dtype="fp32",
             ),
             **changes,
@@ -755,18 +713,8 @@ class Ranks(TestCase):
         with open(shard, "wb") as file:
             file.write(head[:8] + struct.pack("<i", len(ids) // 2) + head[12:] + ids)
         private = dict(
-            shuffle=None,
-            dp_noise=0,
-            dp_key="%064x" % 5,
-            dp_show_private=1,
-            train=shard,
-            val=None,
-            val_every=0,
-            batch_tokens=9 * 20,
-            micro_batch=2,
-            optimizer="sgd",
-            lr=0.01,
-            steps=1,
+            shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, train=shard, val=None,
+            val_every=0, batch_tokens=9 * 20, micro_batch=2, optimizer="sgd", lr=0.01, steps=1,
         )
         cases = [
             (3, 4, "nccl", dict(pipeline="2:1,1:1,2:1", dp_clip_style="flat")),
@@ -797,9 +745,7 @@ class Ranks(TestCase):
         def lose(how, rank, action, words):
             code = EXIT_PEER if how != "kill" else None  # that of what mpirun sees first
             environment = {
-                "EMU_SEED": str(SEED),
-                "EMU_GPUS": "4",
-                "FAULT": f"{how} {rank} 3 {action}",
+                "EMU_SEED": str(SEED), "EMU_GPUS": "4", "FAULT": f"{how} {rank} 3 {action}",
             }
             events, said = job("build/train_gpt_faulty_emu", 3, code, environment, watchdog=3)
             self.assertNotIn("end", [e["event"] for e in events])
@@ -833,20 +779,12 @@ class Ranks(TestCase):
         may not be silent."""
         for gpus, transport in ((2, "nccl"), (1, "staged")):
             command = [
-                "mpirun",
-                "--oversubscribe",
-                "-np",
-                "2",
-                os.path.join(ROOT, "build/test_comm_nccl"),
+                "mpirun", "--oversubscribe", "-np", "2", os.path.join(ROOT, "build/test_comm_nccl"),
                 "stuck",
             ]
             done = subprocess.run(
-                command,
-                env=dict(ENVIRONMENT, EMU_GPUS=str(gpus)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
+                command, env=dict(ENVIRONMENT, EMU_GPUS=str(gpus)), stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, timeout=60,
             )
             self.assertEqual(done.returncode, EXIT_PEER, done.stderr)
             self.assertIn(f"still open, by {transport}", done.stdout)
@@ -1071,14 +1009,7 @@ class Compiler(unittest.TestCase):
     def compile(self, *variables):
         with tempfile.TemporaryDirectory() as folder:
             make = [
-                "make",
-                "-s",
-                "-n",
-                "-W",
-                "train_gpt.cu",
-                "-o",
-                "build/flags-cuda",
-                "cuda",
+                "make", "-s", "-n", "-W", "train_gpt.cu", "-o", "build/flags-cuda", "cuda",
                 *variables,
             ]  # -o: the flags' file stays as it is
             command = subprocess.run(

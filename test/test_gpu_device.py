@@ -197,15 +197,8 @@ class Peaks(unittest.TestCase):
     def peak(self, device, dtype="bf16"):
         done = subprocess.run(
             [
-                os.path.join(ROOT, "train_gpt_emu"),
-                "--dry-run",
-                "--json",
-                "--model",
-                "layers=1,heads=1,channels=8,vocab=10",
-                "--seq-len",
-                "16",
-                "--dtype",
-                dtype,
+                os.path.join(ROOT, "train_gpt_emu"), "--dry-run", "--json", "--model",
+                "layers=1,heads=1,channels=8,vocab=10", "--seq-len", "16", "--dtype", dtype,
             ],
             env=dict(ENVIRONMENT, EMU_DEVICE=device),
             capture_output=True,

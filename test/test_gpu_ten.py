@@ -69,12 +69,8 @@ class InFolder(harness.InFolder):
     def start(self, *words, file=ROOT / "scripts/gpu_ten.py", verb=("run", "--toy")):
         command = [sys.executable, file, *verb, "--out", self.out, *words]
         return subprocess.Popen(
-            list(map(str, command)),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            list(map(str, command)), env=self.environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
 
     def ten(self, *words, code=1, **more):
@@ -106,13 +102,7 @@ class InFolder(harness.InFolder):
 
 
 class Whole(InFolder):
-    WITHOUT_PYTORCH = {
-        "PyTorch",
-        "PyTorch compiles",
-        "ceilings",
-        "124M, PyTorch",
-        "1558M, PyTorch",
-    }
+    WITHOUT_PYTORCH = {"PyTorch", "PyTorch compiles", "ceilings", "124M, PyTorch", "1558M, PyTorch"}
 
     def test_every_step(self):
         self.fake(nvidia_smi=SMI, compute_sanitizer=SANITIZER, ncu=NCU)
@@ -441,9 +431,7 @@ class Page(harness.InFolder):
         self.assertIn("**Measured on one NVIDIA H200**", page)
         self.assertIn("Without a result: 1558M, cuDNN; test_bits.", page)
         self.assertRegex(page, r"\| 124M, B=64, T=1024 \| own attention \| .* \| \+25 % \| ")
-        self.assertRegex(
-            page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| 364,089 "
-        )
+        self.assertRegex(page, r"\| 124M, B=32, T=1024 \| PyTorch \| – \| 90.0 \| – \| 364,089 ")
         self.assertIn(r"failed: a \| b", page)
         self.assertIn("| correctness | test_bits | 0 of 1; test_bits failed: no bits | 1 |", page)
         kernels = "attention:\n\n| T |\n| --- |\n| 4 |\n| 5 |\n"

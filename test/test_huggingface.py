@@ -30,17 +30,8 @@ from pathlib import Path
 
 import harness
 from harness import (
-    CHANNELS,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    LAYERS,
-    PADDED,
-    PARAMETERS,
-    POSITIONS,
-    SAME,
-    VOCAB,
-    header,
-    sample,
+    CHANNELS, EXIT_INPUT, EXIT_RESOURCES, LAYERS, PADDED, PARAMETERS, POSITIONS, SAME, VOCAB,
+    header, sample,
 )
 
 ROOT, BINARY = Path(harness.ROOT), harness.BINARY
@@ -112,9 +103,7 @@ def read_safetensors(path):
         begin, end = entry["data_offsets"]
         assert begin == at, "a gap"
         found[name], at = (
-            entry["dtype"],
-            entry["shape"],
-            data[8 + length + begin : 8 + length + end],
+            entry["dtype"], entry["shape"], data[8 + length + begin : 8 + length + end],
         ), end
     assert 8 + length + at == len(data)
     return found
@@ -125,9 +114,7 @@ def write_safetensors(path, tensors, **changes):
     entries, at = {}, 0
     for name, (dtype, shape, data) in tensors.items():
         entries[name] = {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": [at, at + len(data)],
+            "dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)],
         } | changes.get(name, {})
         at += len(data)
     text = json.dumps(entries).encode()
@@ -175,22 +162,9 @@ class RoundTrip(InFolder):
         for dtype in ("fp32", "bf16"):
             exported = self.folder / f"{dtype}.bin"
             program(
-                "--model",
-                "layers=2,heads=2,channels=32,vocab=101",
-                "--train",
-                TOKENS,
-                "--val-every",
-                0,
-                "--seq-len",
-                20,
-                "--steps",
-                3,
-                "--dtype",
-                dtype,
-                "--weight-decay",
-                0.1,
-                "--export",
-                exported,
+                "--model", "layers=2,heads=2,channels=32,vocab=101", "--train", TOKENS,
+                "--val-every", 0, "--seq-len", 20, "--steps", 3, "--dtype", dtype, "--weight-decay",
+                0.1, "--export", exported,
             )
             self.check(exported)
 
@@ -805,22 +779,8 @@ class Transformers(InFolder):
     def our_loss(self, model):
         log = self.folder / "log"
         program(
-            "--model",
-            model,
-            "--dtype",
-            "fp32",
-            "--val",
-            TOKENS,
-            "--steps",
-            0,
-            "--val-every",
-            1,
-            "--val-batches",
-            -1,
-            "--seq-len",
-            self.T,
-            "--log",
-            log,
+            "--model", model, "--dtype", "fp32", "--val", TOKENS, "--steps", 0, "--val-every", 1,
+            "--val-batches", -1, "--seq-len", self.T, "--log", log,
         )
         (event,) = (
             event

@@ -13,26 +13,28 @@ of ZeRO, schedule or place of states, or it is the same run, resumed. A run with
 resumed by one rank, has the same numbers to rounding.
 
 Of very many cases that are drawn, those run that have most pairs of flags, and of their values,
-which no case before had (Choice). So each run of this module has nearly every pair of flags that
-the program accepts, and a few runs have all. Of a sample of the others it is tested that a case
-that was drawn for the pair runs, or that --compat has a reason. A program with faults
-(planted_faults.py) must differ. Standard library only.
+which no case before had (Choice). So each run of this module has nine tenths of the pairs of flags
+that the program accepts, and ten runs have all (test_ten_runs counts them). Pairs that no case can
+have are refused by name. A program with faults (planted_faults.py) must differ. Standard library
+only.
 """
 
 import collections
 import itertools
 import json
+import math
 import os
 import random
 import re
 import shutil
+import unittest
 
 import harness
 from harness import ALL, BINARY, EXIT_INPUT, EXIT_RESOURCES, PLANTED, SAME, SAME_NORM, SEED
 from harness import TOUCHES, Job, at_once, sample, scratch, shard
 from planted_faults import LAYOUTS, numbered
 
-COUNT = 1000 if ALL else 16  # of those that are drawn, these have most pairs
+COUNT = 20  # cases of a run: of those that are drawn, these have most pairs
 VOCAB = 256
 WITH_EXPERTS = "gpt2", "llama", "qwen3"  # every fourth case
 ROUNDED = 4e-3, 6e-2  # of losses and norms: with messages of 8 bits, or bf16
@@ -63,11 +65,12 @@ class Drawn:
 
     def __init__(self, draw, number=0):
         self.draw, self.layers, self.rounds = draw, draw.randint(1, 5), False
-        self.touches = False
+        self.touches, self.has_experts = False, number % 4 == 3
+        self.is_private = False
         self.units = self.layers + 2
         self.samples, T = draw.choice((2, 4, 5, 6, 8, 12)), draw.choice((8, 16))
         self.same = dict(
-            draw.choice(self.OPTIMIZERS),
+            draw.choice(self.OPTIMIZERS[: 3 if self.has_experts else 4]),
             model=harness.any_model(draw, self.layers, channels=draw.choice((16, 32)), vocab=VOCAB),
             seed=draw.randint(1, 99),
             seq_len=T,
@@ -80,23 +83,29 @@ class Drawn:
         )
         if draw.randrange(4) == 0:
             self.same.update(dtype="bf16", stochastic_rounding=draw.choice((None, 1)))
-        if draw.randrange(5) == 0:
+        if draw.randrange(4) == 0:
             self.same["windows"] = "document"
+        if self.same["optimizer"] != "muon":
+            self.same["nesterov"] = draw.choice((None, None, 1))
+        if draw.randrange(4) == 0:
+            self.same.update(lr_schedule="wsd", lr_last_part=0.5)
         self.layout = dict(ranks=draw.randint(1, 4), recompute=draw.choice(("none", "block")))
-        kinds = (self.cyclic, self.pipeline, self.whole)
         self.same["shuffle"] = draw.choice((0, 1))
-        draw.choice((self.private, self.shared, self.shared, lambda: None))()
-        draw.choice(kinds)()
-        if number % 4 == 3:
+        if self.has_experts:
+            draw.choice((self.shared, lambda: None))()
+            draw.choice((self.pipeline, self.whole, self.whole))()
             self.experts()
+        else:
+            draw.choice((self.private, self.shared, self.shared, lambda: None))()
+            draw.choice((self.cyclic, self.pipeline, self.whole))()
+        if not {"dp_noise", "cyclic"} & set(self.same):
+            self.same["skip_loss_z"] = draw.choice((None, None, 50))
+            self.same["skip_grad_z"] = draw.choice((None, None, 50))
         self.twins, self.share_of_budget = self.drawn_twins(), draw.random()
-        if self.saves() and "zero_error_feedback" in self.layout:
-            self.layout["zero_error_feedback"] = 0  # a checkpoint forgets errors
 
     def experts(self):
         """In place of the MLP, of models that can have them."""
-        draw, groups = self.draw, self.draw.choice((1, 1, 2, 3))
-        each = draw.randint(1, 4)
+        draw, groups, each = self.draw, *self.draw.choice(((1, 2), (1, 3), (1, 4), (2, 2), (3, 2)))
         arch = draw.choice([a for a in harness.ARCHITECTURES if a.startswith(WITH_EXPERTS)])
         _, shape = self.same["model"].split(",layers=")
         self.same["model"] = (
@@ -104,86 +113,128 @@ class Drawn:
             f"top_k={draw.randint(1, each)},expert_ffn={draw.randint(3, 20)}"
             + draw.choice(("", f",shared_experts={draw.randint(1, 2)}"))
         )
-        self.same.update(moe_balance=draw.choice(("none", "bias", "aux")))
+        self.same.update(moe_balance=draw.choice(("bias", "none", "aux", "aux")))
         self.same.update(moe_z_coefficient=draw.choice((None, 0.01)))
-        if draw.randrange(2):
-            self.layout["expert_parallel"] = draw.choice((1, 2, 3, 4))
+        if self.same["moe_balance"] == "aux":
+            self.same["moe_aux_coefficient"] = draw.choice((None, 0.05, 0.05))
+        both = math.gcd(groups * each, *self.replicas)
+        parts = [n for n in (1, 2, 3, 4) if both % n == 0]
+        if draw.randrange(3) and not ("share" in self.same and "pipeline" in self.layout):
+            self.layout["expert_parallel"] = draw.choice(parts)
             if self.layout["expert_parallel"] > 1:  # rows in pieces: often, nearly always
                 self.layout["moe_buffer"] = draw.choice((None, 1, 0.5))
 
     def private(self):
-        style = self.draw.choice(("unit", "flat"))
+        self.is_private, style = True, self.draw.choice(("unit", "flat"))
         self.same.update(dp_noise=self.draw.choice((0, 0.5)), dp_clip=self.draw.choice((0.1, 1)))
         self.same.update(dp_clip_style=style, dp_show_private=1, dp_key="ab" * 32, dp_delta="1e-5")
-        self.same["shuffle"] = None
+        self.same.update(dp_accountant="rdp")  # the fast one
+        self.same.update(shuffle=None, dp_clip_function=self.draw.choice((None, "automatic")))
+        if "windows" in self.same or self.draw.randrange(3) == 0:
+            self.same.update(windows="document", dp_unit="document")
 
     def shared(self):
         cycles = [f"{a}x{self.layers // a}" for a in range(1, 6) if self.layers % a == 0]
-        self.same["share"] = self.draw.choice(["all", self.draw.randint(1, self.layers), *cycles])
-        if not self.draw.randrange(4):
+        share = self.draw.choice(["all", self.draw.randint(1, self.layers), *cycles])
+        self.same.update(share=share, share_lr=self.draw.choice((None, None, 5e-4)))
+        if self.draw.randrange(2) and self.layers > 1 and share not in (1, f"{self.layers}x1"):
             self.same.update(steps=3, delink_at=1)
-            self.same["delink_moments"] = self.draw.choice((None, "reset"))
+            self.same["delink_moments"] = self.draw.choice((None, "mean", "reset"))
+            self.same["delink_warmup"] = self.draw.choice((None, 1, 1))
 
     def cyclic(self):
         draw, N = self.draw, self.draw.randint(1, min(4, self.units))
         mode, clip = draw.choice(("data", "zero", "zero", "model")), draw.choice((0, 0.5))
-        self.same.update(cyclic=draw.choice(("v1", "v2")), cyclic_stages=N, cyclic_mode="single")
+        if self.is_private:
+            mode, self.same["dp_clip_style"] = "data", "unit"
+        rule = draw.choice(("v1", "v2", "v2"))
+        self.same.update(cyclic=rule, cyclic_stages=N, cyclic_mode="single")
         self.same.update(micro_batch=draw.randint(1, self.samples))
-        self.same.update(delink_at=None, delink_moments=None)
+        self.same.update(delink_at=None, delink_moments=None, delink_warmup=None)
         if self.same["cyclic"] == "v2":
             self.same.update(grad_clip=clip, cyclic_clip="storage" if clip else None)
-            self.same.update(cyclic_slack=draw.choice((None, None, draw.randint(0, N))))
-        if draw.randrange(3) == 0:
+            self.same.update(cyclic_slack=draw.choice((None, draw.randint(0, N))))
+        if draw.randrange(2) == 0:
             self.same["cyclic_cut"] = ",".join(map(str, partition(draw, self.units, N)))
         turns = mode == "model" and N < 4 and draw.randrange(2)
         ranks = N * (N + 1) // 2 if turns else N
         nodes = draw.choice((None, 2)) if ranks % 2 == 0 else None
+        if mode == "zero":  # a rank's samples are one piece
+            self.same["micro_batch"] = draw.randint(-(-self.samples // N), self.samples)
         self.layout.update(cyclic_mode=mode, ranks=ranks, ranks_per_node=nodes)
 
-    def whole(self):
+    def whole(self, replicas=()):
+        """replicas: how many ranks each stage has, if there are stages."""
         draw, ranks = self.draw, self.layout["ranks"]
+        self.replicas = replicas or [ranks]
+        rounded = not self.is_private and not self.has_experts
         self.layout.update(zero=draw.randint(0, 3), micro_batch=draw.randint(1, self.samples))
         self.layout["ranks_per_node"] = draw.choice((None, None, 1, 2)) if ranks % 2 == 0 else None
-        if draw.randrange(3) == 0:
+        if draw.randrange(3) == 0 and rounded:
             bits, feedback = dict(zero_gradient_bits=8), dict(zero_error_feedback=draw.randrange(2))
             self.layout.update(zero_quantized_gradients=1, **bits, **feedback)
             self.rounds = True
-        if self.layout["zero"] == 3:
-            self.layout["zero_hpz_partition_size"] = draw.choice((None, None, 1, 2, ranks))
-            self.layout["zero_quantized_weights"] = draw.choice((None, None, None, 1))
+        if self.layout["zero"] == 3 and not self.has_experts:
+            copies = [n for n in (1, 2, ranks) if n <= min(self.replicas)]
+            self.layout["zero_hpz_partition_size"] = draw.choice((None, *copies))
+            self.layout["zero_quantized_weights"] = draw.choice((None, None, 1))
             self.rounds = self.rounds or bool(self.layout["zero_quantized_weights"])
-        if draw.randrange(8) == 0:
+        if draw.randrange(6) == 0 and not self.is_private:
             self.layout["reduce_dtype"] = "bf16"
             self.rounds = True
+        quantized = {"zero_quantized_gradients", "zero_quantized_weights"}
+        if any(map(self.layout.get, quantized)):
+            self.layout["zero_quant_block"] = draw.choice((None, 64))
         if draw.randrange(3) == 0:
             self.layout.update(self.offloaded())
+        elif draw.randrange(2) == 0 and self.same["optimizer"] != "muon" and not self.is_private:
+            self.delayed()
+
+    def delayed(self):
+        """One rank also updates one step late."""
+        for name in ("zero_quantized_gradients", "zero_gradient_bits", "zero_error_feedback"):
+            self.layout.pop(name, None)
+        if not self.layout.get("zero_quantized_weights"):
+            self.layout.pop("zero_quant_block", None)
+        self.same.update(offload="optimizer", offload_delay=1, delink_at=None)
+        self.same.update(delink_moments=None, delink_warmup=None)
+        self.layout["offload_update"] = self.draw.choice((None, "host"))
 
     def pipeline(self):
         draw, ranks = self.draw, max(2, self.layout["ranks"])
-        self.layout["ranks"] = ranks
-        self.whole()
         stages = draw.randint(2, min(ranks, self.units))
-        units, replicas = partition(draw, self.units, stages), partition(draw, ranks, stages)
+        replicas = partition(draw, ranks, stages)
+        if self.has_experts and draw.randrange(2):  # which several ranks of a stage divide
+            replicas = [2, 2]
+        units = partition(draw, self.units, len(replicas))
+        self.layout["ranks"] = sum(replicas)
+        self.whole(replicas)
         self.layout["pipeline"] = ",".join(f"{u}:{r}" for u, r in zip(units, replicas))
-        self.layout["pipeline_schedule"] = draw.choice(SCHEDULES)
+        bubbles = not self.is_private and self.layout["recompute"] == "none"
+        self.layout["pipeline_schedule"] = draw.choice(SCHEDULES if bubbles else SCHEDULES[:2])
         if self.layout["pipeline_schedule"] == "dapple":
-            self.layout["pipeline_warmup"] = draw.choice((None, "b"))
+            self.layout["pipeline_warmup"] = draw.choice((None, "a", "b"))
 
     def offloaded(self):
         """Flags of any place of the states."""
-        draw = self.draw
+        draw, muon = self.draw, self.same["optimizer"] == "muon"
+        places = ("optimizer", "params", "optimizer" if self.is_private else "all")
         return dict(
-            offload=draw.choice(("optimizer", "params", "all")),
-            offload_update=draw.choice((None, "host", "device")),
-            offload_dir=draw.choice((None, None, None, scratch())),
+            offload=draw.choice(places[: 1 if self.layout.get("zero_quantized_weights") else 3]),
+            offload_update=draw.choice((None, "device", None if muon else "host")),
+            offload_dir=None if muon else draw.choice((None, scratch())),
         )
 
     def drawn_twins(self):
         """Two of the runs that have the bits of this one, or to rounding its numbers; those that
         its flags are about come often."""
         layout, names = self.layout, {"resumed": 1, "by one rank": 1}
+        if layout.get("zero_error_feedback"):
+            names = {}  # a checkpoint forgets errors
         if "cyclic" not in self.same:
-            names.update(budget=1, recomputed=1, elsewhere=1 + 2 * ("offload" in layout))
+            names.update(recomputed=1)
+            if "offload_delay" not in self.same:
+                names.update(budget=1, elsewhere=1 + 2 * ("offload" in layout))
             if not layout.get("zero_quantized_weights"):
                 names.update(stage=2)
             if layout["zero"] == 3:
@@ -225,13 +276,68 @@ class Drawn:
         muon = self.same["optimizer"] == "muon"  # its iterations enlarge what rounding leaves apart
         return (3 * SAME, 3 * SAME_NORM) if muon else (SAME, 2 * SAME_NORM)
 
-    # What is paired: the flags that are given, and the values of some
-    VALUES = ("optimizer", "cyclic", "cyclic_mode", "zero", "offload", "offload_update")
-    VALUES += ("pipeline_schedule", "recompute", "dp_clip_style", "dtype", "windows")
-    GIVEN = ("share", "delink_at", "dp_noise", "momentum", "cyclic_slack", "cyclic_cut")
-    GIVEN += ("delink_moments", "stochastic_rounding", "reduce_dtype", "pipeline_warmup")
-    GIVEN += ("cyclic_clip", "ranks_per_node", "zero_hpz_partition_size", "zero_quantized_weights")
-    GIVEN += ("zero_quantized_gradients", "zero_error_feedback", "offload_dir", "pipeline", *VALUES)
+    # What is paired: the flags that are given, and the values of some. Beside each, what gives it.
+    VALUES = dict(
+        optimizer=dict(optimizer="sgd"),
+        cyclic=dict(cyclic="v2"),
+        cyclic_mode=dict(cyclic="v2", cyclic_mode="data"),
+        zero=dict(zero=3),
+        offload=dict(offload="optimizer"),
+        offload_update=dict(offload="optimizer", offload_update="device"),
+        pipeline_schedule=dict(pipeline="2", pipeline_schedule="gpipe"),
+        recompute=dict(recompute="block"),
+        dp_clip_style=dict(dp_noise=1, dp_clip_style="unit"),
+        dtype=dict(dtype="bf16"),
+        windows=dict(windows="document"),
+        moe_balance=dict(moe_balance="bias"),
+    )
+    GIVEN = dict(
+        VALUES,
+        share=dict(share="all"),
+        share_lr=dict(share="all", share_lr=1e-3),
+        delink_at=dict(share="all", delink_at=1),
+        delink_moments=dict(share="all", delink_at=1, delink_moments="reset"),
+        delink_warmup=dict(share="all", delink_at=1, delink_warmup=1),
+        dp_noise=dict(dp_noise=1),
+        dp_clip_function=dict(dp_noise=1, dp_clip_function="abadi"),
+        dp_unit=dict(dp_noise=1, windows="document", dp_unit="document"),
+        momentum=dict(optimizer="sgd", momentum=0.9),
+        nesterov=dict(optimizer="sgd", nesterov=1),
+        lr_schedule=dict(lr_schedule="wsd"),
+        skip_loss_z=dict(skip_loss_z=50),
+        skip_grad_z=dict(skip_grad_z=50),
+        cyclic_slack=dict(cyclic="v2", cyclic_slack=1),
+        cyclic_cut=dict(cyclic="v2", cyclic_cut="2,3"),
+        cyclic_clip=dict(cyclic="v2", cyclic_clip="storage"),
+        stochastic_rounding=dict(dtype="bf16", stochastic_rounding=1),
+        reduce_dtype=dict(reduce_dtype="bf16"),
+        pipeline=dict(pipeline="2"),
+        pipeline_warmup=dict(pipeline="2", pipeline_schedule="dapple", pipeline_warmup="b"),
+        ranks_per_node=dict(ranks_per_node=1),
+        zero_hpz_partition_size=dict(zero=3, zero_hpz_partition_size=2),
+        zero_quantized_weights=dict(zero=3, zero_quantized_weights=1),
+        zero_quantized_gradients=dict(zero_quantized_gradients=1),
+        zero_error_feedback=dict(zero_quantized_gradients=1, zero_error_feedback=1),
+        zero_quant_block=dict(zero_quantized_gradients=1, zero_quant_block=64),
+        offload_dir=dict(offload="optimizer", offload_dir="."),
+        offload_delay=dict(offload="optimizer", offload_delay=1),
+        moe_aux_coefficient=dict(moe_balance="aux", moe_aux_coefficient=0.05),
+        moe_z_coefficient=dict(moe_z_coefficient=0.01),
+        expert_parallel=dict(expert_parallel=2),
+        moe_buffer=dict(expert_parallel=2, moe_buffer=1),
+    )
+
+    # Flags that --compat names, too, but that no layout differs in: what is printed, planned, saved
+    # and measured; numbers of a rule whose flag is paired; budgets and delinking, which twins and
+    # other tests have.
+    NOT_PAIRED = (
+        "cluster dp_account dp_accountant dp_neighbours dry_run fit hellaswag json keep out plan "
+        "profile profile_steps prompt resume save_every steps trace val_every "
+        "beta1 beta2 cyclic_stages dp_clip dp_delta dp_epsilon dp_key dp_show_private "
+        "dp_windows_per_document eps grad_clip lr_last_part muon_lr muon_momentum "
+        "muon_momentum_warmup muon_steps muon_weight_decay zero_gradient_bits "
+        "delink device_memory host_memory"
+    ).split()
 
     def pairs(self):
         """Its pairs of flags, and its pairs of (flag, value)."""
@@ -246,18 +352,23 @@ class Drawn:
 
 
 class Choice:
-    """Which of many cases run: those with most pairs that no accepted case has. A pair that was in
-    a refused case counts less, the more often the less."""
+    """Which of many cases run: those with most pairs that no accepted case has. A pair that few
+    cases have counts more, and another quarter of all pairs in each run, so that a few runs have
+    all; one that was in a refused case counts less, the more often the less."""
 
     def __init__(self, draw, count):
         cases = [Drawn(draw, number) for number in range(count)]
         self.pairs = {case: case.pairs() for case in cases}  # of what has not run
-        self.all = {pair for pairs in self.pairs.values() for pair in pairs}
+        self.all = collections.Counter(pair for pairs in self.pairs.values() for pair in pairs)
+        self.weight = {}
+        for pair, cases in self.all.items():
+            kind = 1 if isinstance(pair[0], str) else 0.2
+            self.weight[pair] = kind * draw.choice((1, 1, 1, 4)) * cases**-0.3
         self.refusals, self.had, self.taken = collections.Counter(), set(), 0
 
     def worth(self, case):
         return sum(
-            (1 if isinstance(pair[0], str) else 0.2) * 0.3 ** self.refusals[pair]
+            self.weight[pair] * 0.3 ** self.refusals[pair]
             for pair in self.pairs[case]
             if pair not in self.had
         )
@@ -398,46 +509,79 @@ class Layouts(harness.TestCase):
         self.assert_told(within, job, case.tolerances(), f"within {budget} bytes, {what}")
 
     @staticmethod
-    def reason(case):
-        """The pair of flags that --compat has a reason against; pairs are checked first of all."""
-        flags = {**case.same, **case.layout, "model": "nothing", "ranks": None}
+    def refusal(**flags):
+        """What one rank says against these flags; pairs are checked first of all."""
         words = [BINARY, *harness.command_line(flags)]
-        said = harness.output_of(*words, text=True, env=harness.ENVIRONMENT).stderr
+        return harness.output_of(*words, text=True, env=harness.ENVIRONMENT).stderr
+
+    def reason(self, case):
+        """The pair of flags that --compat has a reason against."""
+        said = self.refusal(**{**case.same, **case.layout, "model": "nothing", "ranks": None})
         found = re.search(r": --(\S+) with --(\S+): ", said)
         return found and tuple(sorted(name.replace("-", "_") for name in found.groups()))
+
+    def choose(self, seed, run, count=COUNT):
+        """Chooses the cases of a run of this module, and runs them: run(cases) says of each whether
+        the program takes it. Returns the Choice."""
+        choice, accepted = Choice(random.Random(f"{seed} layouts"), 600 + 8 * count), 0
+        while accepted < count:
+            cases = []
+            while len(cases) < min(count - accepted, 20):
+                case = choice.take()
+                case.touches = len(cases) % 3 == 1
+                pair = self.reason(case)
+                choice.refused(case, pair) if pair else cases.append(case)
+            found = run(cases)
+            for case, takes in zip(cases, found):
+                None if takes else choice.refused(case)
+            accepted += sum(found)
+        return choice
 
     def test_pairs(self):
         """Every pair of flags that is accepted has a case, here or in another of a few runs. In
         every third case, whatever an action does not touch (schedule/touches.h) is not a number
         while it runs (test/checked_touches.h): what a step computes does not change."""
-        choice, accepted = Choice(random.Random(f"{SEED} layouts"), 600 + 8 * COUNT), 0
+        count = 1000 if ALL else COUNT
+        choice = self.choose(SEED, lambda cases: at_once(self.check, cases), count)
+        print(f"{len(choice.had)} of {len(choice.all)} pairs have a case", flush=True)
 
-        def run(cases):
-            found = at_once(self.check, cases)
-            for case, takes in zip(cases, found):
-                None if takes else choice.refused(case)
-            return sum(found)
+    def test_flags_of_compat(self):
+        """Each flag that --compat names is drawn, or belongs to nothing that layouts differ in."""
+        listed = re.findall(r"(?m)^  --(\S+) +with --(\S+)", Job(words=["--compat"]).done().out)
+        named = {name.replace("-", "_") for pair in listed for name in pair}
+        self.assertEqual(named - set(Drawn.GIVEN), set(Drawn.NOT_PAIRED))
 
-        while accepted < COUNT:
-            cases = []
-            while len(cases) < min(COUNT - accepted, 20):
-                case = choice.take()
-                case.touches = len(cases) % 3 == 1
-                pair = self.reason(case)
-                choice.refused(case, pair) if pair else cases.append(case)
-            accepted += run(cases)
-        print(f"{len(choice.had)} of {len(choice.all)} pairs are in {accepted} cases", flush=True)
-        for pair, cases in sample(choice.missing(), 6):
-            reasons = []
-            for case in cases[:40]:
-                reasons.append(self.reason(case))
-                case.adds = []
-                if reasons[-8:] == [pair] * 8 or not reasons[-1] and run([case]):
-                    break
-            else:
-                self.assertNotIn(None, reasons, f"--compat does not say why {pair} is refused")
-            accepted_now = reasons and not reasons[-1]
-            print(pair, "has a case now" if accepted_now else "is refused", flush=True)
+    def test_every_pair_can_be_drawn(self):
+        """A pair of flags that no case has is refused by name."""
+        draw = random.Random(f"{SEED} pairs")
+        drawn = {pair for n in range(2000) for pair in Drawn(draw, n).pairs()}
+        never = [p for p in itertools.combinations(sorted(Drawn.GIVEN), 2) if p not in drawn]
+        self.assertGreater(len(drawn), 1000)
+
+        def refused(pair):
+            model, given = "nothing", [Drawn.GIVEN[name] for name in pair]
+            if any(name.startswith(("moe", "expert")) for name in pair):
+                model = f"arch=llama,layers=2,heads=2,channels=16,vocab={VOCAB},experts=2"
+            for a, b in (given, given[::-1]):
+                said = self.refusal(**{"dry_run": 1, **self.data, "model": model, **a, **b})
+                self.assertRegex(said, ": (--.*|experts are not done) with --", f"no case: {pair}")
+
+        at_once(refused, sample(never, 60))
+
+    @unittest.skipUnless(ALL, "takes half a minute")
+    def test_ten_runs(self):
+        """A count, without the runs: ten runs of this module, each with a seed of its own, have
+        every pair of flags that is accepted."""
+        draw, pairs, had = random.Random(SEED), collections.defaultdict(list), set()
+        for _ in range(10):
+            choice = self.choose(draw.randrange(1 << 30), lambda cases: [True] * len(cases))
+            had.update(pair for pair in choice.had if isinstance(pair[0], str))
+            for pair, cases in choice.missing():
+                pairs[pair].extend(cases)
+        missing = [pair for pair in sorted(pairs) if pair not in had]
+        missing = [pair for pair in missing if not all(map(self.reason, pairs[pair]))]
+        print(f"ten runs have {len(had)} pairs of flags, and lack {missing}", flush=True)
+        self.assertFalse(missing)
 
     @staticmethod
     def has(case, where):
@@ -456,6 +600,7 @@ class Layouts(harness.TestCase):
             cases = (case for case in cases if self.has(case, where) and not self.reason(case))
             for case in itertools.islice(cases, TRIED):
                 case.twins = ("resumed",)
+                case.layout.update(zero_error_feedback=None)  # a checkpoint forgets errors
                 try:
                     self.check(case, **program, environment=dict(FAULT=str(number)))
                 except AssertionError:

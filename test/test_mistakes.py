@@ -18,15 +18,7 @@ import unittest
 
 import harness
 from harness import (
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    apart,
-    at_once,
-    get,
-    header,
-    output_of,
-    sample,
-    scratch,
+    EXIT_INPUT, EXIT_RESOURCES, apart, at_once, get, header, output_of, sample, scratch,
 )
 
 GIVEN = "--model model.bin --train tokens.bin --seq-len 20 --micro-batch 3 --steps 1 --val-every 0"

@@ -53,28 +53,14 @@ SHOWS = 5  # a fault must change losses or weights by so many tolerances of the 
 ARCHITECTURES = "llama", "qwen2", "qwen3", "nano"
 # The others' names are of blocks with experts. prototypes: Mixtral's with groups of experts
 # shared: and with experts to which all tokens go
-WITH_EXPERTS = {
-    "mixtral": "llama",
-    "qwen3_moe": "qwen3",
-    "prototypes": "llama",
-    "shared": "llama",
-}
+WITH_EXPERTS = {"mixtral": "llama", "qwen3_moe": "qwen3", "prototypes": "llama", "shared": "llama"}
 ALL_ARCHITECTURES = *ARCHITECTURES, *WITH_EXPERTS
 
 # As in make_transformers_golden.py
 GOLDEN_T, GOLDEN_S = 20, 3
 GOLDEN_RUN = dict(
-    shuffle=0,
-    seq_len=GOLDEN_T,
-    batch_tokens=GOLDEN_S * GOLDEN_T,
-    steps=10,
-    lr=1e-3,
-    lr_schedule="constant",
-    weight_decay=0.1,
-    beta1=0.9,
-    beta2=0.95,
-    eps=1e-8,
-    grad_clip=1,
+    shuffle=0, seq_len=GOLDEN_T, batch_tokens=GOLDEN_S * GOLDEN_T, steps=10, lr=1e-3,
+    lr_schedule="constant", weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, grad_clip=1,
     val_every=0,
 )
 
@@ -470,9 +456,7 @@ def layout(draw, units, samples):
     """Flags that change no number."""
     ranks = draw.randrange(1, 5)
     flags = dict(
-        ranks=ranks,
-        zero=draw.randrange(4),
-        micro_batch=draw.randrange(1, samples + 1),
+        ranks=ranks, zero=draw.randrange(4), micro_batch=draw.randrange(1, samples + 1),
         recompute=draw.choice(("none", "block")),
     )
     stages = draw.randrange(1, min(ranks, units) + 1)

@@ -34,19 +34,8 @@ import struct
 
 import harness
 from harness import (
-    ALL,
-    EMULATED,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    FAULTY,
-    Job,
-    SEED,
-    T,
-    sample,
-    scratch,
-    small_disk,
-    train,
-    train_all,
+    ALL, EMULATED, EXIT_INPUT, EXIT_RESOURCES, FAULTY, Job, SEED, T, sample, scratch, small_disk,
+    train, train_all,
 )
 import unittest
 
@@ -54,10 +43,7 @@ LAYERS, CHANNELS, VOCAB, PADDED = 4, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
 BLOCK = 12 * CHANNELS**2 + 13 * CHANNELS
 STORAGES = [
-    PADDED * CHANNELS,
-    T * CHANNELS,
-    *[BLOCK] * LAYERS,
-    2 * CHANNELS,
+    PADDED * CHANNELS, T * CHANNELS, *[BLOCK] * LAYERS, 2 * CHANNELS,
 ]  # elements, in the order of the store
 ELEMENTS = sum(STORAGES)
 PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
@@ -283,19 +269,15 @@ class Budgets(Check):
             self.assertEqual(
                 device.end()["offload"]["measured"],
                 dict(
-                    bytes=4 * states * ELEMENTS,
-                    out=4 * states * ELEMENTS,
-                    **{"in": 4 * states * ELEMENTS},
-                    **NO_DISK,
+                    bytes=4 * states * ELEMENTS, out=4 * states * ELEMENTS,
+                    **{"in": 4 * states * ELEMENTS}, **NO_DISK,
                 ),
             )
             self.assertEqual(
                 host.end()["offload"]["measured"],
                 dict(
-                    bytes=4 * states * ELEMENTS + rooms["host"],
-                    out=(4 + own * size) * ELEMENTS,
-                    **{"in": size * ELEMENTS},
-                    **NO_DISK,
+                    bytes=4 * states * ELEMENTS + rooms["host"], out=(4 + own * size) * ELEMENTS,
+                    **{"in": size * ELEMENTS}, **NO_DISK,
                 ),
             )
             self.assertEqual(
@@ -365,10 +347,8 @@ class Budgets(Check):
             self.assertEqual(
                 new,
                 {
-                    "bytes": old["bytes"] + LAYERS * bytes_,
-                    "in": old["in"] + moved,
-                    "out": old["out"] + moved,
-                    **NO_DISK,
+                    "bytes": old["bytes"] + LAYERS * bytes_, "in": old["in"] + moved,
+                    "out": old["out"] + moved, **NO_DISK,
                 },
             )
             self.assertEqual(
@@ -430,11 +410,8 @@ class Budgets(Check):
     def test_smallest(self):
         for layout in sample(
             [
-                dict(),
-                dict(dtype="bf16"),
-                dict(ranks=3, zero=3),
-                dict(ranks=2, pipeline="2", dtype="bf16"),
-                dict(ranks=2, zero=1),
+                dict(), dict(dtype="bf16"), dict(ranks=3, zero=3),
+                dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, zero=1),
                 dict(recompute="block"),
             ],
             1,
@@ -480,10 +457,7 @@ class Budgets(Check):
 
 # Layouts in which a run stops and goes on.
 RESUMED = [
-    dict(),
-    dict(dtype="bf16"),
-    dict(ranks=2, zero=2),
-    dict(ranks=3, zero=3, dtype="bf16"),
+    dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"),
     dict(ranks=2, pipeline="2"),
 ]
 
@@ -523,11 +497,8 @@ class Resume(Check):
     def test_across_budgets_of_muon(self):
         """Its moments come twice in a step."""
         layouts = [
-            dict(),
-            dict(ranks=2, zero=2),
-            dict(ranks=3, zero=3, dtype="bf16"),
-            dict(ranks=2, pipeline="2"),
-            self.SHARED,
+            dict(), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"),
+            dict(ranks=2, pipeline="2"), self.SHARED,
         ]
         for layout in [*sample(layouts, 1), self.drawn()]:
             self.check_across_budgets(dict(layout, optimizer="muon"))
@@ -576,11 +547,7 @@ class Resume(Check):
         out = os.path.join(scratch(), "out")
         train(
             **{
-                **RUN,
-                "share": "all",
-                "out": out,
-                "steps": 2,
-                "save_every": 2,
+                **RUN, "share": "all", "out": out, "steps": 2, "save_every": 2,
                 "offload": "optimizer",
             }
         )
@@ -625,13 +592,8 @@ class Delay(Check):
                     for key, value in layout.items()
                     if key
                     not in (
-                        "ranks",
-                        "zero",
-                        "pipeline",
-                        "zero_hpz_partition_size",
-                        "ranks_per_node",
-                        "recompute",
-                        "micro_batch",
+                        "ranks", "zero", "pipeline", "zero_hpz_partition_size", "ranks_per_node",
+                        "recompute", "micro_batch",
                     )
                 },
                 cyclic="v1",
@@ -662,11 +624,8 @@ class Delay(Check):
         makes in the first. Stages are alike."""
         for layout in sample(
             [
-                dict(),
-                dict(dtype="bf16", stochastic_rounding=1),
-                dict(ranks=2, micro_batch=1),
-                dict(ranks=3, dtype="bf16"),
-                dict(ranks=2, pipeline="2", dtype="bf16"),
+                dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1),
+                dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"),
                 dict(ranks=2, pipeline="2", share="all"),
             ],
             2,
@@ -764,10 +723,7 @@ class Disk(Check):
         for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
             for update in UPDATES:
                 job = train(
-                    **RUN,
-                    dtype=dtype,
-                    offload="optimizer",
-                    offload_update=update,
+                    **RUN, dtype=dtype, offload="optimizer", offload_update=update,
                     offload_dir=scratch(),
                 )
                 disk = sum(stored_bytes(elements, states) for elements in STORAGES)
@@ -828,12 +784,8 @@ class Disk(Check):
         that may be, it is the host's budget that a message is about."""
         least = smallest(offload_update="host")
         job = train(
-            code=EXIT_RESOURCES,
-            **RUN,
-            offload_update="host",
-            device_memory=least,
-            host_memory="1M",
-            offload_dir=scratch(),
+            code=EXIT_RESOURCES, **RUN, offload_update="host", device_memory=least,
+            host_memory="1M", offload_dir=scratch(),
         )
         self.assertIn("bytes of the host", job.err)
 
@@ -885,9 +837,7 @@ class Disk(Check):
             (job,) = self.trained(
                 [
                     dict(
-                        case,
-                        offload_dir=scratch(),
-                        offload_update=update,
+                        case, offload_dir=scratch(), offload_update=update,
                         environment={"DISK": "short 1"},
                     )
                 ]
@@ -905,11 +855,7 @@ class Disk(Check):
                 job = train(
                     code=EXIT_RESOURCES,
                     **{
-                        **RUN,
-                        **case,
-                        "steps": 50,
-                        "offload_dir": folder,
-                        "offload_update": update,
+                        **RUN, **case, "steps": 50, "offload_dir": folder, "offload_update": update,
                         "environment": {"DISK": fault},
                     },
                 )
@@ -1119,11 +1065,7 @@ class Delink(Check):
             job = Job(
                 1,
                 **{
-                    **RUN,
-                    **self.RUN,
-                    "delink_at": at,
-                    "steps": 10**7,
-                    "offload": "optimizer",
+                    **RUN, **self.RUN, "delink_at": at, "steps": 10**7, "offload": "optimizer",
                     "offload_dir": folder,
                 },
             )
@@ -1236,9 +1178,7 @@ class Emulated(Check):
     def test_gradients_and_delay(self):
         for layout in sample(
             [
-                dict(),
-                dict(dtype="bf16", micro_batch=1),
-                dict(ranks=2, zero=2, micro_batch=1),
+                dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1),
                 dict(ranks=2, zero=3, dtype="bf16"),
             ],
             1,
@@ -1287,9 +1227,7 @@ class Emulated(Check):
                 base,
                 *[
                     dict(
-                        base,
-                        offload="params",
-                        offload_update=update,
+                        base, offload="params", offload_update=update,
                         environment={"EMU_PINNED_MOST": "20000"},
                     )
                     for update in UPDATES

@@ -26,15 +26,7 @@ from pathlib import Path
 
 import harness
 from harness import (
-    BINARY,
-    ENVIRONMENT,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    Job,
-    command_line,
-    get,
-    scratch,
-    train,
+    BINARY, ENVIRONMENT, EXIT_INPUT, EXIT_RESOURCES, Job, command_line, get, scratch, train,
     train_all,
 )
 
@@ -406,11 +398,7 @@ class Watch(harness.TestCase):
         return {"event": "step", "step": number, "loss": loss, "ms": ms, **values}
 
     START = {
-        "event": "start",
-        "parameters": 1500000,
-        "ranks": 2,
-        "compute": "fp32",
-        "steps": 1000,
+        "event": "start", "parameters": 1500000, "ranks": 2, "compute": "fp32", "steps": 1000,
         "flags": {"model": "d12"},
     }
 
@@ -481,9 +469,7 @@ class Watch(harness.TestCase):
 
     def test_no_log(self):
         for path in (
-            Path(scratch()) / "none",
-            Path("/dev/null"),
-            self.log("\0\1\n", "[]\n", "{}\n"),
+            Path(scratch()) / "none", Path("/dev/null"), self.log("\0\1\n", "[]\n", "{}\n"),
         ):
             done = script("watch.py", path, code=EXIT_INPUT)
             self.assertRegex(done.stderr, r"\Awatch.py: .*\n\Z", "one line")

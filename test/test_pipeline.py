@@ -31,22 +31,8 @@ import types
 
 import harness
 from harness import (
-    ALL,
-    EXIT_DONE,
-    EXIT_INPUT,
-    EXIT_PEER,
-    Faulty,
-    Job,
-    SAME,
-    SEED,
-    T,
-    VOCAB,
-    at_once,
-    sample,
-    scratch,
-    slices,
-    train,
-    train_all,
+    ALL, EXIT_DONE, EXIT_INPUT, EXIT_PEER, Faulty, Job, SAME, SEED, T, VOCAB, at_once, sample,
+    scratch, slices, train, train_all,
 )
 import test_evaluations
 import test_zero
@@ -142,14 +128,8 @@ def any_architecture(draw, plan):
 def alone(case):
     """The same on one rank, the samples of a step in micro-steps of 4 at most."""
     left_out = (
-        "pipeline",
-        "pipeline_schedule",
-        "pipeline_warmup",
-        "zero",
-        "ranks_per_node",
-        "recompute",
-        "reduce_dtype",
-        "zero_hpz_partition_size",
+        "pipeline", "pipeline_schedule", "pipeline_warmup", "zero", "ranks_per_node", "recompute",
+        "reduce_dtype", "zero_hpz_partition_size",
     )
     return dict(
         {name: value for name, value in case.items() if name not in left_out},
@@ -201,13 +181,7 @@ def expected_activations(plan, case):
     N, C, word = -(-micro_rows(case) // replicas) * T, CHANNELS, words(case)
     boundary = aligned(N * C * word)
     tensors = [
-        1,
-        3,
-        1,
-        1,
-        1,
-        4,
-        4,
+        1, 3, 1, 1, 1, 4, 4,
     ]  # of ln1, qkv, attention, residual, ln2, fc, gelu: x channels; four statistics and one a head
     values = sum(aligned(word * N * C * n) for n in tensors)
     block = values + 4 * aligned(4 * N) + aligned(4 * N * HEADS)
@@ -375,13 +349,8 @@ class Evaluations(Check):
             case = of(plan, **draw.choice(SCHEDULES), **size, zero=draw.randrange(4))
             case.update(model)
             told = dict(
-                steps=4,
-                val_every=2,
-                val_batches=-1,
-                hellaswag=choices,
-                sample_every=2,
-                sample_tokens=30,
-                tokenizer=printable(),
+                steps=4, val_every=2, val_batches=-1, hellaswag=choices, sample_every=2,
+                sample_tokens=30, tokenizer=printable(),
             )
             one, job, silent = self.trained(
                 [dict(alone(case), **told), dict(case, **told), dict(case, steps=4)]
@@ -552,15 +521,8 @@ class Planned(Check):
         asked for."""
         job = Job(
             **dict(
-                RUN,
-                ranks=2,
-                plan=1,
-                json=1,
-                train=None,
-                val=None,
-                batch_tokens=8 * T,
-                micro_batch=None,
-                log=None,
+                RUN, ranks=2, plan=1, json=1, train=None, val=None, batch_tokens=8 * T,
+                micro_batch=None, log=None,
             )
         ).done()
         answer = json.loads(job.out)
@@ -696,22 +658,11 @@ class Lost(Check):
         **batch(4, 6, 1),
     )
     KINDS = (
-        "FORWARD",
-        "BACKWARD_INPUT",
-        "BACKWARD_WEIGHT",
-        "SEND_FORWARD",
-        "RECV_FORWARD",
-        "SEND_BACKWARD",
-        "RECV_BACKWARD",
-        "REDUCE",
-        "NORM",
-        "UPDATE",
+        "FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_FORWARD", "RECV_FORWARD",
+        "SEND_BACKWARD", "RECV_BACKWARD", "REDUCE", "NORM", "UPDATE",
     )
     CANNOT = {
-        ("SEND_FORWARD", 3),
-        ("RECV_FORWARD", 0),
-        ("SEND_BACKWARD", 0),
-        ("RECV_BACKWARD", 3),
+        ("SEND_FORWARD", 3), ("RECV_FORWARD", 0), ("SEND_BACKWARD", 0), ("RECV_BACKWARD", 3),
     }  # (action, rank): there is no such stage
 
     @classmethod

@@ -17,14 +17,7 @@ import unittest
 
 import harness
 from harness import (
-    BINARY,
-    EXIT_DONE,
-    EXIT_RESOURCES,
-    apart,
-    at_once,
-    checkpoints,
-    command_line,
-    scratch,
+    BINARY, EXIT_DONE, EXIT_RESOURCES, apart, at_once, checkpoints, command_line, scratch,
 )
 
 # The defaults of a user, without those of the tests for threads.
@@ -97,11 +90,8 @@ class Printing(harness.TestCase):
     def test_prompts(self):
         with unread() as output:
             done = run(
-                [*SMALL, "--prompt", "-"],
-                capture_output=False,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                input="A\n" * 10,
+                [*SMALL, "--prompt", "-"], capture_output=False, stdout=output,
+                stderr=subprocess.PIPE, input="A\n" * 10,
             )
         self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
         self.assertRegex(done.stderr, r"texts +1 tokens read", "it stops after the first text")
@@ -124,10 +114,7 @@ class Training(harness.TestCase):
     def test_reader_leaves(self):
         with unread() as output:
             self.check(
-                EXIT_DONE,
-                "nobody reads it any more",
-                capture_output=False,
-                stdout=output,
+                EXIT_DONE, "nobody reads it any more", capture_output=False, stdout=output,
                 stderr=subprocess.PIPE,
             )
 

@@ -24,18 +24,7 @@ import shutil
 
 import harness
 from harness import (
-    ALL,
-    EMULATED,
-    EXIT_INPUT,
-    SAME,
-    SEED,
-    T,
-    at_once,
-    sample,
-    scratch,
-    train,
-    train_all,
-    weights,
+    ALL, EMULATED, EXIT_INPUT, SAME, SEED, T, at_once, sample, scratch, train, train_all, weights,
 )
 
 LAYERS, CHANNELS, VOCAB, PADDED = 6, 16, 101, 128
@@ -43,13 +32,8 @@ MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
 BLOCK = 12 * CHANNELS**2 + 13 * CHANNELS
 RUN = dict(model=MODEL, seed=3, steps=6, micro_batch=2, batch_tokens=8 * T, threads=1)
 SHARES = {
-    "all": [0] * 6,
-    "2": [0, 0, 1, 1, 2, 2],
-    "4": [0, 0, 0, 0, 1, 1],
-    "2x3": [0, 1] * 3,
-    "3x2": [0, 1, 2] * 2,
-    "6x1": list(range(6)),
-    "1x6": [0] * 6,
+    "all": [0] * 6, "2": [0, 0, 1, 1, 2, 2], "4": [0, 0, 0, 0, 1, 1], "2x3": [0, 1] * 3,
+    "3x2": [0, 1, 2] * 2, "6x1": list(range(6)), "1x6": [0] * 6,
 }
 
 
@@ -190,13 +174,8 @@ class Equality(Check):
         draw = random.Random(SEED)
         fixed = [
             dict(
-                layout,
-                share="2x3",
-                zero=0,
-                pipeline_schedule="dapple",
-                batch_tokens=8 * T,
-                dtype="fp32",
-                gpus=1,
+                layout, share="2x3", zero=0, pipeline_schedule="dapple", batch_tokens=8 * T,
+                dtype="fp32", gpus=1,
             )
             for layout in self.PIPELINES[:2]
         ]
@@ -349,9 +328,7 @@ class Resume(Check):
         """Stopped before, at and after it, again and again, in one layout or others."""
         at = Delink.AT
         layouts = [
-            dict(),
-            dict(ranks=2, zero=3),
-            dict(ranks=2, pipeline="2"),
+            dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"),
             dict(ranks=3, pipeline="2:2,6:1", zero=2),
         ]
         for moments, first, second in sample(
@@ -450,10 +427,7 @@ class Refusals(harness.TestCase):
             *(
                 (dict(model=begun, **with_), "its blocks share")
                 for with_ in (
-                    dict(dp_noise=1),
-                    dict(dp_epsilon=8),
-                    dict(pipeline="auto"),
-                    dict(plan=1),
+                    dict(dp_noise=1), dict(dp_epsilon=8), dict(pipeline="auto"), dict(plan=1),
                 )
             ),
             (dict(model=os.path.join(out, "none"), delink=1), "--model"),
@@ -467,20 +441,8 @@ class Refusals(harness.TestCase):
             [
                 (dict(share=share), "--share")
                 for share in (
-                    "",
-                    "some",
-                    "0",
-                    "7",
-                    "-1",
-                    "2x2",
-                    "x3",
-                    "3x",
-                    "0x6",
-                    "2x3x1",
-                    "1e1",
-                    "99999999999999999999",
-                    "2 ",
-                    " 2",
+                    "", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1",
+                    "99999999999999999999", "2 ", " 2",
                 )
             ]
         )

@@ -85,17 +85,8 @@ CONFIG = Config(layers=4, heads=2, channels=16, vocab=50, positions=11)  # 3 row
 DESCRIPTOR = "layers=4,heads=2,channels=16,vocab=50"
 TOKENS = [END] + random.Random(7).choices(range(CONFIG.vocab), k=210)  # fewer than a run takes
 BASE = dict(
-    shuffle=0,
-    seq_len=T,
-    micro_batch=S,
-    batch_tokens=S * T,
-    steps=6,
-    lr=0.05,
-    lr_schedule="constant",
-    weight_decay=0,
-    grad_clip=0,
-    threads=1,
-    val_every=0,
+    shuffle=0, seq_len=T, micro_batch=S, batch_tokens=S * T, steps=6, lr=0.05,
+    lr_schedule="constant", weight_decay=0, grad_clip=0, threads=1, val_every=0,
 )
 
 
@@ -153,11 +144,7 @@ OPTIMIZERS = {
     ),
     "last part": (
         dict(
-            SGD,
-            lr_schedule="wsd-linear",
-            lr_last_part=0.6,
-            warmup=1,
-            final_lr_fraction=0,
+            SGD, lr_schedule="wsd-linear", lr_last_part=0.6, warmup=1, final_lr_fraction=0,
             steps=12,
         ),
         dict(lr_last_part=0.5),
@@ -272,19 +259,11 @@ PSEUDO = {
         dict(SHARED_MUON, share="2x2", delink_at=3, weight_decay=0.1),
         dict(delink_moments="reset"),
     ),
-    "share-lr, muon": (
-        dict(SHARED_MUON, share="2", share_lr=0.01, delink_at=3),
-        dict(share_lr=0),
-    ),
+    "share-lr, muon": (dict(SHARED_MUON, share="2", share_lr=0.01, delink_at=3), dict(share_lr=0)),
     "share-lr": (
         dict(
-            SHARED,
-            share="2",
-            share_lr=0.2,
-            delink_at=3,
-            lr_schedule="cosine",
-            final_lr_fraction=0.5,
-            warmup=1,
+            SHARED, share="2", share_lr=0.2, delink_at=3, lr_schedule="cosine",
+            final_lr_fraction=0.5, warmup=1,
         ),
         dict(share_lr=0),
     ),
@@ -303,11 +282,7 @@ PSEUDO = {
     ),
     "delink, warm-up": (
         dict(
-            SHARED,
-            share="3",
-            delink_at=2,
-            delink_warmup=3,
-            lr_schedule="linear",
+            SHARED, share="3", delink_at=2, delink_warmup=3, lr_schedule="linear",
             final_lr_fraction=0.5,
         ),
         dict(delink_warmup=0),
@@ -509,9 +484,7 @@ class Random(Check):
     @staticmethod
     def shared(draw, flags, delinks):
         flags.update(
-            model=DESCRIPTOR,
-            seed=draw.randrange(99),
-            share=draw.choice(("all", "2", "2x2", "3")),
+            model=DESCRIPTOR, seed=draw.randrange(99), share=draw.choice(("all", "2", "2x2", "3")),
             lr=0.4,
         )
         if flags["optimizer"] != "sgd":
@@ -703,10 +676,7 @@ class Evaluations(Check):
                 BASE, **SGD, model=path, val_every=2, val_batches=batches, steps=5, windows=windows
             )
             job = run(
-                **{**flags, **layout},
-                **program,
-                train=data,
-                tokenizer=tokenizer(),
+                **{**flags, **layout}, **program, train=data, tokenizer=tokenizer(),
                 val=os.path.join(folder, "v_*.bin"),
             )
             ours = Run(CONFIG, model, Samples(TOKENS, T, windows, END), dashed(flags))
@@ -753,19 +723,9 @@ class Evaluations(Check):
 
         def check(case):
             job = run(
-                **SGD,
-                **program,
-                model=path,
-                train=data,
-                val=data,
-                lr=1e-12,
-                steps=many,
-                batch_tokens=T,
-                micro_batch=1,
-                tokenizer=harness.tokenizer(texts, END),
-                sample_every=1,
-                sample_tokens=T,
-                **case,
+                **SGD, **program, model=path, train=data, val=data, lr=1e-12, steps=many,
+                batch_tokens=T, micro_batch=1, tokenizer=harness.tokenizer(texts, END),
+                sample_every=1, sample_tokens=T, **case,
             )
             found = re.findall(r"--- sample at step \d+ ---\n(.*)\n---\n", job.out)
             self.assertEqual(len(found), many)
@@ -799,11 +759,8 @@ class Numbers(Check):
     def check_initial(self, **program):
         files = []
         for flags in (
-            dict(),
-            dict(ranks=2, zero=3),
-            dict(ranks=2, pipeline="2", micro_batch=2),
-            dict(cyclic="v1", cyclic_stages=2),
-            dict(share="all"),
+            dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
+            dict(cyclic="v1", cyclic_stages=2), dict(share="all"),
         ):
             path = os.path.join(scratch(), "export.bin")
             run(**flags, **program, model=self.SHAPE, steps=0, export=path)
@@ -842,15 +799,8 @@ class Numbers(Check):
         weights += config.layers * 2 * config.channels * 16 / 2  # q k and p v, of the past alone
         for ranks in (1, 2):
             job = run(
-                ranks=ranks,
-                **program,
-                model=self.SHAPE,
-                train=tokens,
-                val=tokens,
-                seq_len=16,
-                batch_tokens=96,
-                micro_batch=1,
-                steps=2,
+                ranks=ranks, **program, model=self.SHAPE, train=tokens, val=tokens, seq_len=16,
+                batch_tokens=96, micro_batch=1, steps=2,
             )
             peak = float(job.of("start")[0]["peak_flops"])
             for ms, *found in job.steps("ms", "tokens_per_s", "mfu", "tflops"):

@@ -22,22 +22,8 @@ import struct
 
 import harness
 from harness import (
-    ALL,
-    CHANNELS,
-    EMULATED,
-    LAYERS,
-    MODEL,
-    SEED,
-    T,
-    TestCase,
-    checkpoint,
-    checkpoints,
-    get,
-    put,
-    scratch,
-    tensors,
-    train,
-    train_all,
+    ALL, CHANNELS, EMULATED, LAYERS, MODEL, SEED, T, TestCase, checkpoint, checkpoints, get, put,
+    scratch, tensors, train, train_all,
 )
 
 PARAMETERS = 0  # the state of a checkpoint
@@ -123,12 +109,7 @@ def updates_of(folder):
 
 # --------------------------------------------------------------------------------------------------
 RUN = dict(
-    dtype="bf16",
-    stochastic_rounding=1,
-    steps=3,
-    save_every=3,
-    micro_batch=1,
-    batch_tokens=6 * T,
+    dtype="bf16", stochastic_rounding=1, steps=3, save_every=3, micro_batch=1, batch_tokens=6 * T,
     seed=11,
 )
 SHARES = {"all": [2, 2, 2], "2": [2, 2, 3]}  # the storage of each block
@@ -195,11 +176,8 @@ class Formula(TestCase):
     def test_same_masters_same_bits(self):
         """Of one file's masters every layout and build makes the same parameters."""
         layouts = [
-            dict(),
-            dict(ranks=4, zero=3),
-            dict(ranks=2, pipeline="2"),
-            dict(binary=EMULATED, ranks=2, zero=1),
-            dict(HOST, binary=EMULATED),
+            dict(), dict(ranks=4, zero=3), dict(ranks=2, pipeline="2"),
+            dict(binary=EMULATED, ranks=2, zero=1), dict(HOST, binary=EMULATED),
         ]
         exports = [os.path.join(scratch(), "export.bin") for _ in layouts]
         train_all(

@@ -293,9 +293,7 @@ def event(step, tag=None, value=None, tensor=False, content=b""):
     does."""
     if tag:
         number = struct.pack("<f", value)
-        scalar = (
-            part(8, b"\x08\x01\x12\x00" + part(5, number)) if tensor else b"\x15" + number
-        )
+        scalar = (part(8, b"\x08\x01\x12\x00" + part(5, number)) if tensor else b"\x15" + number)
         content = part(5, part(1, part(1, tag.encode()) + scalar))
     return record(b"\x09" + struct.pack("<d", 1.7e9) + b"\x10" + varint(step) + content)
 

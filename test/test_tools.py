@@ -58,18 +58,8 @@ LIMIT = 120  # seconds for anything; all takes a few
 # Of the programs that stand for train_gpt. They start a thousand times, and need no packages.
 SHEBANG = f"#!{sys.executable} -SE\n"
 TRAIN = [
-    "--model",
-    GOLDEN / "gpt_tiny_model.bin",
-    "--train",
-    GOLDEN / "gpt_tiny_tokens.bin",
-    "--val",
-    GOLDEN / "gpt_tiny_tokens.bin",
-    "--seq-len",
-    20,
-    "--micro-batch",
-    1,
-    "--batch-tokens",
-    60,
+    "--model", GOLDEN / "gpt_tiny_model.bin", "--train", GOLDEN / "gpt_tiny_tokens.bin", "--val",
+    GOLDEN / "gpt_tiny_tokens.bin", "--seq-len", 20, "--micro-batch", 1, "--batch-tokens", 60,
 ]
 
 
@@ -196,13 +186,7 @@ class Launch(InFolder):
 
     def test_exit_codes(self):
         for status, code, starts in (
-            (0, 0, 1),
-            (2, 2, 1),
-            (3, 3, 1),
-            (1, 4, 3),
-            (4, 4, 3),
-            (137, 4, 3),
-            (139, 4, 3),
+            (0, 0, 1), (2, 2, 1), (3, 3, 1), (1, 4, 3), (4, 4, 3), (137, 4, 3), (139, 4, 3),
         ):
             with self.subTest(status):
                 text = self.launched([f"exit {status}"] * 5, "--restarts", 2, code=code)
@@ -213,11 +197,8 @@ class Launch(InFolder):
 
     def test_progress_begins_the_count_anew(self):
         plan = [
-            "exit 137",
-            "save 00000010; exit 137",
-            "save 00000020; exit 4",
-            "save 100000000; exit 137",
-            "exit 137",
+            "exit 137", "save 00000010; exit 137", "save 00000020; exit 4",
+            "save 100000000; exit 137", "exit 137",
         ]
         self.launched(plan + ["exit 0"], "--restarts", 2)
         self.assertEqual(self.resumed(), [False, False, True, True, True, True])
@@ -382,29 +363,13 @@ class LaunchReal(InFolder):
         undisturbed run."""
         log = self.folder / "log"
         flags = [
-            *TRAIN,
-            "--val-every",
-            0,
-            "--save-every",
-            5,
-            "--keep",
-            2,
-            "--out",
-            self.out,
-            "--log",
+            *TRAIN, "--val-every", 0, "--save-every", 5, "--keep", 2, "--out", self.out, "--log",
             log,
         ]
 
         def launch(steps):
             return self.start(
-                SCRIPTS / "launch.sh",
-                "--ranks",
-                2,
-                "--continue",
-                "--",
-                BINARY,
-                *flags,
-                "--steps",
+                SCRIPTS / "launch.sh", "--ranks", 2, "--continue", "--", BINARY, *flags, "--steps",
                 steps,
             )
 
@@ -431,18 +396,8 @@ class LaunchReal(InFolder):
         self.ends(launch(last), 0)
         whole = self.folder / "whole"
         self.run_to_end(
-            SCRIPTS / "launch.sh",
-            "--ranks",
-            2,
-            "--",
-            BINARY,
-            *TRAIN,
-            "--val-every",
-            0,
-            "--steps",
-            last,
-            "--log",
-            whole,
+            SCRIPTS / "launch.sh", "--ranks", 2, "--", BINARY, *TRAIN, "--val-every", 0, "--steps",
+            last, "--log", whole,
         )
         self.assertEqual(losses(log), losses(whole))
 
@@ -516,16 +471,8 @@ class Sweep(InFolder):
         """The Python without a virtual environment: it draws no pictures, which take a second each.
         SweepReal calls sweep.sh."""
         return [
-            sys.executable,
-            SCRIPTS / "sweep.py",
-            self.write("grid.txt", grid),
-            "--into",
-            self.out,
-            "--program",
-            self.program,
-            "--restarts",
-            0,
-            *options,
+            sys.executable, SCRIPTS / "sweep.py", self.write("grid.txt", grid), "--into", self.out,
+            "--program", self.program, "--restarts", 0, *options,
         ]
 
     def sweep(self, grid, *options, code=0):
@@ -563,26 +510,13 @@ class Sweep(InFolder):
             {
                 key: rows[0][key]
                 for key in (
-                    "state",
-                    "steps",
-                    "val loss",
-                    "best val",
-                    "at step",
-                    "bits/byte",
-                    "train loss",
-                    "tokens/s",
-                    "time (s)",
+                    "state", "steps", "val loss", "best val", "at step", "bits/byte", "train loss",
+                    "tokens/s", "time (s)",
                 )
             },
             {
-                "state": "done",
-                "steps": "2",
-                "val loss": "1.007",
-                "best val": "1.007",
-                "at step": "2",
-                "bits/byte": "1.5",
-                "train loss": "1.007",
-                "tokens/s": "1000",
+                "state": "done", "steps": "2", "val loss": "1.007", "best val": "1.007",
+                "at step": "2", "bits/byte": "1.5", "train loss": "1.007", "tokens/s": "1000",
                 "time (s)": "0.2",
             },
         )
@@ -1031,20 +965,13 @@ class Zeropp(Reproduces):
         found = [
             zeropp.volume(parts)
             for parts in (
-                (),
-                ("qwZ",),
-                ("hpZ",),
-                ("qgZ",),
-                ("qwZ", "hpZ"),
-                ("hpZ", "qgZ"),
+                (), ("qwZ",), ("hpZ",), ("qgZ",), ("qwZ", "hpZ"), ("hpZ", "qgZ"),
                 ("qwZ", "hpZ", "qgZ"),
             )
         ]
         self.assertEqual(found, [3, 2, 2, 2.25, 1.5, 1.25, 0.75])
         self.assertEqual(zeropp.volume((), 256), 3)
-        self.assertEqual(
-            zeropp.volume(("qwZ", "hpZ", "qgZ"), 256), 0.75 + 2 * 4 / 256 / 2
-        )
+        self.assertEqual(zeropp.volume(("qwZ", "hpZ", "qgZ"), 256), 0.75 + 2 * 4 / 256 / 2)
         self.assertEqual(zeropp.volume(("qwZ",), 256), 2 + 2 * 4 / 256 / 2)
         self.assertEqual(zeropp.unit_bytes(100, 4), 150)
 
@@ -1052,12 +979,7 @@ class Zeropp(Reproduces):
         """Between the points a step is linear in 1 / rate."""
         infinity, times = float("inf"), {200: 200, float("inf"): 100, 50: 500}
         for rate, ms in (
-            (infinity, 100),
-            (400, 150),
-            (200, 200),
-            (100, 300),
-            (50, 500),
-            (40, None),
+            (infinity, 100), (400, 150), (200, 200), (100, 300), (50, 500), (40, None),
         ):
             self.assertEqual(zeropp.ms_at(times, rate), ms)
         for share, rate in ((0.8, 800), (0.5, 200), (0.25, 200 / 3), (0.2, 50), (0.1, None)):
@@ -1096,9 +1018,7 @@ class Zeropp(Reproduces):
         searched = 2 * plan.repeats * plan.searches * len(plan.links)
         for shape in plan.links:
             base = sweep.times(shape, "ZeRO-3")
-            self.assertTrue(
-                any(abs(100 / ms - share) <= zeropp.CLOSE for ms in base.values())
-            )
+            self.assertTrue(any(abs(100 / ms - share) <= zeropp.CLOSE for ms in base.values()))
             self.assertEqual(set(base), set(sweep.times(shape, "ZeRO++")))
             rate, ratio = sweep.at_quarter(shape)
             self.assertTrue(abs(rate - 150) < 3 and abs(ratio.ratio - 4) < 0.2, (rate, ratio))
@@ -1265,10 +1185,8 @@ class Verdicts(unittest.TestCase):
     DELAYS = [(cyclic.Candidate("CDP-v2", 4), True)]
     DELAYED = [(cyclic.Candidate("CDP-v2", 4, "sgd"), False)]
     TABLE5 = {
-        "GPipe": {2: (7.54, 5.33)},
-        "GPipe, recomputed": {2: (5.5, 4.5)},
-        "DAPPLE": {2: (7.58, 5.27)},
-        "DAPPLE, recomputed": {2: (5.52, 4.4)},
+        "GPipe": {2: (7.54, 5.33)}, "GPipe, recomputed": {2: (5.5, 4.5)},
+        "DAPPLE": {2: (7.58, 5.27)}, "DAPPLE, recomputed": {2: (5.52, 4.4)},
     }
     SLOW5 = {**TABLE5, "DAPPLE, recomputed": {2: (5.0, 4.4)}}
     # against GPipe: the speed and the memory of the first stage, measured
@@ -1444,21 +1362,15 @@ class Verdicts(unittest.TestCase):
             with unittest.mock.patch("builtins.print", lambda text, **_: lines.append(text)):
                 told.plan({"fast": 3, "slow": 3}, {"slow": 1})
                 for group, name, fresh in (
-                    ("fast", "a", True),
-                    ("fast", "b", True),
-                    ("slow", "c", True),
-                    ("slow", "c", False),
-                    ("slow", "d", False),
-                    ("fast", "e", True),
+                    ("fast", "a", True), ("fast", "b", True), ("slow", "c", True),
+                    ("slow", "c", False), ("slow", "d", False), ("fast", "e", True),
                 ):
                     told.finished(group, name, fresh, ": 5 ms")
         self.assertEqual(
             lines,
             [
-                "  1/6  0:10, 0:50 left  a: 5 ms",
-                "  2/6  0:20, 0:40 left  b: 5 ms",
-                "  3/6  1:01, 1:32 left  c: 5 ms",
-                "  4/6  1:01, 0:51 left  there: d: 5 ms",
+                "  1/6  0:10, 0:50 left  a: 5 ms", "  2/6  0:20, 0:40 left  b: 5 ms",
+                "  3/6  1:01, 1:32 left  c: 5 ms", "  4/6  1:01, 0:51 left  there: d: 5 ms",
                 "  5/6 1:01:01, 0:41 left  e: 5 ms",
             ],
         )
@@ -1712,21 +1624,15 @@ class Dpzero(Reproduces):
         def measure(place, variant, number, *_):
             order.append((variant, number))
             ms = drift[number] * {"non-private": 8, "unit": [10, 16, 8][number]}[variant]
-            found.rows.append(
-                dpzero.Row(*place, variant, number, ms, 1, 100, 0, 0, {}, 1)
-            )
+            found.rows.append(dpzero.Row(*place, variant, number, ms, 1, 100, 0, 0, {}, 1))
 
         found.command, found.measure = lambda *_, **__: None, measure
         found.rounds(place, found.plan.grid, ("non-private", "unit"), 3, "")
         self.assertEqual(
             order,
             [
-                ("non-private", 0),
-                ("unit", 0),
-                ("unit", 1),
-                ("non-private", 1),
-                ("non-private", 2),
-                ("unit", 2),
+                ("non-private", 0), ("unit", 0), ("unit", 1), ("non-private", 1),
+                ("non-private", 2), ("unit", 2),
             ],
         )
         self.assertEqual(found.speed(place, "unit"), experiment.Spread(0.8, 0.5, 1.0, 3))
@@ -1913,9 +1819,7 @@ class Cyclic(Reproduces):
             self.assertAlmostEqual(cyclic.busiest(bins), share, delta=1e-3)
 
     def test_ideal(self):
-        self.assertEqual(
-            [cyclic.ideal(c) for c in (0, 2, 3, 6)], [(3, 3), (3, 3), (4, 3), (7, 6)]
-        )
+        self.assertEqual([cyclic.ideal(c) for c in (0, 2, 3, 6)], [(3, 3), (3, 3), (4, 3), (7, 6)])
 
     def test_finds_the_cluster(self):
         """The switch by its last words; a pulse stops one of four ranks, for as long as it was
@@ -2337,14 +2241,8 @@ class Muon(Reproduces):
     def test_search(self):
         """Budgets are run until the smallest one that reaches the goal has a worse one below."""
         for losses, after in (
-            ({}, 6),
-            ({6: 2.0}, 5),
-            ({6: 2.0, 5: 2.5}, 4),
-            ({6: 2.0, 5: 3.5}, None),
-            ({6: 3.5}, 7),
-            ({6: 3.5, 7: 3.0}, None),
-            ({1: 2.0}, None),
-            ({15: 3.5}, None),
+            ({}, 6), ({6: 2.0}, 5), ({6: 2.0, 5: 2.5}, 4), ({6: 2.0, 5: 3.5}, None), ({6: 3.5}, 7),
+            ({6: 3.5, 7: 3.0}, None), ({1: 2.0}, None), ({15: 3.5}, None),
         ):
             self.assertEqual(muon.next_budget(losses, 3.0, 6), after, losses)
         equal = muon.equal_loss
@@ -2369,10 +2267,7 @@ class Muon(Reproduces):
 
     def test_effort(self):
         """Every method begins with as many settings."""
-        counts = {
-            len(muon.RATES[method]) * len(method.others)
-            for method in muon.METHODS
-        }
+        counts = {len(muon.RATES[method]) * len(method.others) for method in muon.METHODS}
         self.assertEqual(counts, {8})
 
 

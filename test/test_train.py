@@ -51,53 +51,11 @@ import unittest
 
 import harness
 from harness import (
-    ALL,
-    AT_ONCE,
-    BINARY,
-    CHANNELS,
-    EXIT_DONE,
-    EXIT_INPUT,
-    EXIT_PEER,
-    EXIT_RESOURCES,
-    Job,
-    LAYERS,
-    MODEL,
-    NORM_CHUNK,
-    PADDED,
-    PARAMETERS,
-    POSITIONS,
-    ROOT,
-    SAME,
-    SAME_NORM,
-    SEED,
-    T,
-    TEMPORARY,
-    TIMEOUT,
-    TOKENS,
-    TestCase,
-    at_once,
-    VOCAB,
-    WINDOWS,
-    bf16_words,
-    change,
-    checkpoint,
-    checkpoints,
-    command_line,
-    get,
-    golden_run,
-    golden_tokens,
-    header,
-    parse_log,
-    put,
-    sample,
-    scratch,
-    shard,
-    slices,
-    tensors,
-    tokenizer,
-    train,
-    train_all,
-    weights,
+    ALL, AT_ONCE, BINARY, CHANNELS, EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, Job, LAYERS,
+    MODEL, NORM_CHUNK, PADDED, PARAMETERS, POSITIONS, ROOT, SAME, SAME_NORM, SEED, T, TEMPORARY,
+    TIMEOUT, TOKENS, TestCase, at_once, VOCAB, WINDOWS, bf16_words, change, checkpoint, checkpoints,
+    command_line, get, golden_run, golden_tokens, header, parse_log, put, sample, scratch, shard,
+    slices, tensors, tokenizer, train, train_all, weights,
 )
 
 
@@ -435,16 +393,8 @@ class Optimizers(TestCase):
         tokens = [5 + 3 * (i % 16) for i in range(8 * 150)]
         tokens[8 * 135 : 8 * 137] = [draw.randrange(VOCAB) for _ in range(16)]
         same = dict(
-            train=shard(tokens),
-            val=TOKENS,
-            seq_len=8,
-            batch_tokens=8,
-            micro_batch=1,
-            steps=150,
-            val_every=1,
-            val_batches=1,
-            out=out,
-            save_every=132,
+            train=shard(tokens), val=TOKENS, seq_len=8, batch_tokens=8, micro_batch=1, steps=150,
+            val_every=1, val_batches=1, out=out, save_every=132,
         )
         both = train_all(
             [
@@ -685,10 +635,8 @@ class Models(TestCase):
             job.of("val")[0]["bits_per_byte"]
             for job in train_all(
                 [
-                    dict(same, tokenizer=given),
-                    dict(same, train=mine["train"]),
-                    dict(same, train=None, val=mine["val"]),
-                    dict(same, train=None),
+                    dict(same, tokenizer=given), dict(same, train=mine["train"]),
+                    dict(same, train=None, val=mine["val"]), dict(same, train=None),
                 ]
             )
         ]
@@ -719,10 +667,7 @@ class Models(TestCase):
         of all."""
         texts, end = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)], 7
         same = dict(
-            tokenizer=tokenizer(texts, end),
-            sample_every=2,
-            steps=3,
-            sample_tokens=50,
+            tokenizer=tokenizer(texts, end), sample_every=2, steps=3, sample_tokens=50,
             batch_tokens=60,
         )
         cases = [
@@ -744,13 +689,8 @@ class Models(TestCase):
         candidates = [t for t in range(VOCAB) if t != end]
         documents = shard([token for t in candidates for token in [end] + greedy[:-1] + [t]])
         job = train(
-            train=documents,
-            windows="document",
-            tokenizer=same["tokenizer"],
-            lr=0,
-            batch_tokens=T,
-            micro_batch=1,
-            steps=len(candidates),
+            train=documents, windows="document", tokenizer=same["tokenizer"], lr=0, batch_tokens=T,
+            micro_batch=1, steps=len(candidates),
         )
         losses = job.losses()
         self.assertEqual(candidates[losses.index(min(losses))], greedy[-1])
@@ -765,10 +705,7 @@ class Models(TestCase):
         cases = [
             dict(same, model=export, steps=0, **more)
             for more in (
-                dict(),
-                dict(val_every=1),
-                dict(ranks=2, pipeline="2"),
-                dict(ranks=2, zero=3),
+                dict(), dict(val_every=1), dict(ranks=2, pipeline="2"), dict(ranks=2, zero=3),
             )
         ]
         cases.append(dict(same, out=out, resume=1, steps=0))
@@ -845,13 +782,8 @@ class Resume(TestCase):
     def test_bit_equal(self):
         cases = [
             dict(
-                ranks=2,
-                shuffle=1,
-                micro_batch=1,
-                batch_tokens=4 * T,
-                lr_schedule="cosine",
-                final_lr_fraction=0,
-                warmup=2,
+                ranks=2, shuffle=1, micro_batch=1, batch_tokens=4 * T, lr_schedule="cosine",
+                final_lr_fraction=0, warmup=2,
             ),
             dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1, stochastic_rounding=1),
             dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1),
@@ -859,11 +791,7 @@ class Resume(TestCase):
         ]
         cases = [
             dict(
-                case,
-                steps=6,
-                save_every=3,
-                val_every=2,
-                val_batches=2,
+                case, steps=6, save_every=3, val_every=2, val_batches=2,
                 out=os.path.join(scratch(), "out"),
             )
             for case in cases
@@ -1106,9 +1034,7 @@ class Resume(TestCase):
             (in_order, 3, dict(windows="document"), "--windows document, it had continuous"),
             (dict(mixed, train=folder + "/0.bin"), 3, dict(train=both), "of 2 shards with 571"),
             (
-                dict(mixed, train=folder + "/0.bin"),
-                3,
-                dict(train=folder + "/1.bin"),
+                dict(mixed, train=folder + "/0.bin"), 3, dict(train=folder + "/1.bin"),
                 "of 1 shard with",
             ),
             (dict(in_order, train=folder + "/1.bin"), 3, dict(train=both), "--train of 2 shards"),
@@ -1241,12 +1167,7 @@ class Kills(TestCase):
         same = dict(run, seed=seed)
         for _ in range(kills):
             job = Job(
-                **same,
-                steps=10**9,
-                out=out,
-                log=log,
-                save_every=self.EVERY,
-                keep=3,
+                **same, steps=10**9, out=out, log=log, save_every=self.EVERY, keep=3,
                 resume=int(bool(checkpoints(out))),
             )
             job.wait_until(lambda: len(job.pids()) == run["ranks"], "all ranks")
@@ -1273,12 +1194,7 @@ class Kills(TestCase):
                 self.assertGreaterEqual(found, reached - lost, f"{event} {reached} is lost")
         last = (checkpoints(out) or [0])[-1] + 5
         job = Job(
-            **same,
-            steps=last,
-            out=out,
-            log=log,
-            save_every=self.EVERY,
-            keep=3,
+            **same, steps=last, out=out, log=log, save_every=self.EVERY, keep=3,
             resume=int(bool(checkpoints(out))),
         ).wait()
         self.assertEqual(job.code, EXIT_DONE, job.err)
@@ -1451,20 +1367,14 @@ class Log(TestCase):
             "layers=4,heads=4,channels=256,vocab=512",
         )
         cases = (
-            dict(),
-            dict(ranks=2),
-            dict(dtype="bf16", recompute="block"),
+            dict(), dict(ranks=2), dict(dtype="bf16", recompute="block"),
             dict(optimizer="sgd", lr=0.01),
         )
         for changes in sample(cases, 1):
             job = Job(
                 **dict(
                     dict(
-                        model=model,
-                        train=tokens,
-                        seq_len=128,
-                        batch_tokens=1024,
-                        micro_batch=4,
+                        model=model, train=tokens, seq_len=128, batch_tokens=1024, micro_batch=4,
                         steps=2,
                     ),
                     **changes,
@@ -1756,19 +1666,7 @@ class Tokenizers(TestCase):
             if job.of("val")
         ]
         beside = [
-            False,
-            True,
-            True,
-            False,
-            False,
-            False,
-            False,
-            False,
-            False,
-            False,
-            True,
-            True,
-            True,
+            False, True, True, False, False, False, False, False, False, False, True, True, True,
             False,
         ]
         self.assertEqual(
@@ -1817,12 +1715,8 @@ class Validation(TestCase):
 
     def test_not_beside_other_training_data(self):
         cases = [
-            dict(),
-            dict(val_every=5),
-            dict(val_every=1, ranks=2),
-            dict(steps=0),
-            dict(steps=0, val_every=1),
-            dict(cyclic="v1", ranks=2, val_every=3),
+            dict(), dict(val_every=5), dict(val_every=1, ranks=2), dict(steps=0),
+            dict(steps=0, val_every=1), dict(cyclic="v1", ranks=2, val_every=3),
         ]
         for case, job in zip(
             cases, train_all([dict(dict(val=None, val_every=None), **case) for case in cases])
@@ -2050,10 +1944,7 @@ class Failures(TestCase):
         (
             ("dp-windows-per-document", "dp-accountant"),
             dict(
-                dp_noise=1,
-                dp_unit="document",
-                windows="document",
-                dp_windows_per_document=2,
+                dp_noise=1, dp_unit="document", windows="document", dp_windows_per_document=2,
                 dp_accountant="rdp",
             ),
         ),
@@ -2132,18 +2023,8 @@ class Failures(TestCase):
         yield "a folder as model", dict(model=ROOT), ROOT
         yield "torn model", dict(model=put("model.bin", get(MODEL)[:-1])), "model.bin"
         for at, word in (
-            (1, 4),
-            (2, 0),
-            (3, -5),
-            (3, 129),
-            (4, 1 << 30),
-            (4, 0),
-            (5, 0),
-            (5, 5),
-            (6, -48),
-            (6, 1 << 30),
-            (7, 0),
-            (7, 1 << 30),
+            (1, 4), (2, 0), (3, -5), (3, 129), (4, 1 << 30), (4, 0), (5, 0), (5, 5), (6, -48),
+            (6, 1 << 30), (7, 0), (7, 1 << 30),
         ):
             yield (
                 f"word {at} of the model is {word}",
@@ -2271,11 +2152,7 @@ class Failures(TestCase):
         ):
             command = ["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", how]
             run = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                stdin=subprocess.DEVNULL,
+                command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
                 env=harness.ENVIRONMENT,
             )
             self.assertEqual(run.returncode, EXIT_PEER, run.stderr)

@@ -30,36 +30,9 @@ import unittest
 
 import harness
 from harness import (
-    ALL,
-    CHANNELS,
-    EMULATED,
-    EXIT_PEER,
-    Faulty,
-    Job,
-    LAYERS,
-    MODEL,
-    NORM_CHUNK,
-    PADDED,
-    POSITIONS,
-    SAME,
-    SEED,
-    T,
-    TRAIN,
-    VOCAB,
-    at_once,
-    command_line,
-    get,
-    golden_tokens,
-    put,
-    sample,
-    scratch,
-    shard,
-    slices,
-    tensors,
-    tokenizer,
-    train,
-    train_all,
-    weights,
+    ALL, CHANNELS, EMULATED, EXIT_PEER, Faulty, Job, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITIONS,
+    SAME, SEED, T, TRAIN, VOCAB, at_once, command_line, get, golden_tokens, put, sample, scratch,
+    shard, slices, tensors, tokenizer, train, train_all, weights,
 )
 
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
@@ -72,13 +45,7 @@ LR = (
 )
 SAME_FLIPPED = 1e-4  # where a rounding error now and then flips a code of INT8
 GRADIENT = dict(
-    optimizer="sgd",
-    momentum=0,
-    weight_decay=0,
-    grad_clip=0,
-    lr=LR,
-    steps=1,
-    micro_batch=1,
+    optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, micro_batch=1,
     threads=1,
 )
 
@@ -96,10 +63,7 @@ def storages(model=None):
     else:
         shape = dict(pair.split("=") for pair in model.split(","))
         padded, positions, layers, C = (
-            -(-int(shape["vocab"]) // 128) * 128,
-            T,
-            int(shape["layers"]),
-            int(shape["channels"]),
+            -(-int(shape["vocab"]) // 128) * 128, T, int(shape["layers"]), int(shape["channels"]),
         )
     return [padded * C, positions * C, *[12 * C**2 + 13 * C] * layers, 2 * C]
 
@@ -111,9 +75,7 @@ class Layout:
         flags = dict(TRAIN, **{name.replace("_", "-"): value for name, value in changes.items()})
         flag = lambda name, default: flags.get(name) or default
         self.ranks, self.per_node, self.stage, self.alpha = (
-            flag("ranks", 1),
-            flag("ranks-per-node", 0),
-            flag("zero", 0),
+            flag("ranks", 1), flag("ranks-per-node", 0), flag("zero", 0),
             flag("zero-hpz-partition-size", 1),
         )
         self.word = 2 if flag("dtype", "fp32") == "bf16" else 4
@@ -246,10 +208,7 @@ def expected_traffic(run, me=0):
     partition, last = run.partition(me), len(run.storages) - 1
     everyone, near = Nodes(range(run.ranks), run.per_node), Nodes(partition, run.per_node)
     sent = {
-        "all_gather": [0, 0],
-        "reduce_scatter": [0, 0],
-        "all_reduce": [0, 0],
-        "all_to_all": [0, 0],
+        "all_gather": [0, 0], "reduce_scatter": [0, 0], "all_reduce": [0, 0], "all_to_all": [0, 0],
         "send": [0, 0],
     }
 
@@ -443,11 +402,7 @@ class Numbers(Check):
             for stage in range(4):
                 changes = dict(
                     dict(
-                        model=shape,
-                        dtype=dtype,
-                        zero=stage,
-                        ranks=ranks,
-                        micro_batch=1,
+                        model=shape, dtype=dtype, zero=stage, ranks=ranks, micro_batch=1,
                         batch_tokens=T * ranks,
                     ),
                     **more,
@@ -496,24 +451,12 @@ class Numbers(Check):
         muon = [dict(zero=stage, optimizer="muon") for stage in range(4)]
         muon += [dict(flags, zero=3, optimizer="muon") for flags in self.PLUS_PLUS[1:6]]
         nodes = (
-            (4, 1),
-            (4, 2),
-            (4, 4),
-            (3, 2),
-            (5, 2),
-            (6, 2),
+            (4, 1), (4, 2), (4, 4), (3, 2), (5, 2), (6, 2),
         )  # ranks, and how many of them on a node
         cases_of = lambda kinds: [
             dict(
-                kind,
-                ranks=ranks,
-                ranks_per_node=per_node,
-                dtype=dtype,
-                reduce_dtype=dtype,
-                batch_tokens=(micro * ranks - 1) * T,
-                micro_batch=1,
-                steps=2,
-                val_every=val,
+                kind, ranks=ranks, ranks_per_node=per_node, dtype=dtype, reduce_dtype=dtype,
+                batch_tokens=(micro * ranks - 1) * T, micro_batch=1, steps=2, val_every=val,
                 val_batches=1,
             )
             for kind in kinds
@@ -713,12 +656,8 @@ class Gradients(Check):
         small parcels."""
         cases = [
             dict(
-                ranks=4,
-                batch_tokens=micro * 4 * T,
-                zero=stage,
-                ranks_per_node=per_node,
-                zero_error_feedback=feedback,
-                dtype=dtype,
+                ranks=4, batch_tokens=micro * 4 * T, zero=stage, ranks_per_node=per_node,
+                zero_error_feedback=feedback, dtype=dtype,
             )
             for micro in (1, 3)
             for stage in range(4)
@@ -754,15 +693,8 @@ class Gradients(Check):
         """Steps of sgd end nearer to the plain run's weights with error feedback than without. It
         knows nothing of the second hop's errors."""
         same = dict(
-            ranks=4,
-            optimizer="sgd",
-            momentum=0,
-            lr=0.1,
-            grad_clip=0,
-            steps=20,
-            batch_tokens=4 * T,
-            micro_batch=1,
-            train=shard(golden_tokens()[: 4 * T + 1]),
+            ranks=4, optimizer="sgd", momentum=0, lr=0.1, grad_clip=0, steps=20, batch_tokens=4 * T,
+            micro_batch=1, train=shard(golden_tokens()[: 4 * T + 1]),
         )
         for per_node, most in ((0, 0.4), (2, 0.95)) if ALL else ((0, 0.4),):
             stage = random.Random(SEED).randrange(4)
@@ -844,9 +776,7 @@ class Emulated(Check):
                     steps=3,
                     binary=EMULATED,
                     environment={
-                        "EMU_SEED": str(SEED),
-                        "EMU_GPUS": str(gpus),
-                        "OMP_NUM_THREADS": "1",
+                        "EMU_SEED": str(SEED), "EMU_GPUS": str(gpus), "OMP_NUM_THREADS": "1",
                     },
                 )
                 for case, gpus in runs
