@@ -209,7 +209,7 @@ SHARE  = $(DESTDIR)$(PREFIX)/share/train_gpt
 MANUAL = $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt.1
 COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt
 TOOLS  = prepare_data.py data_files.py text_sources.py text_tokenizers.py encode_blocks.py \
-         image_sources.py regular_files.py run_log.py plot.py watch.py report.py \
+         image_sources.py regular_files.py run_log.py plot.py watch.py report.py report.js \
          progress.py launch.sh sweep.sh sweep.py
 install: train_gpt
 	install -d $(BIN) $(SHARE)/scripts $(SHARE)/docs/results/logs

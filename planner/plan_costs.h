@@ -36,8 +36,8 @@ typedef struct {
     double sent;     // of an all-reduce's bytes, what a rank sends to other nodes at most, if own
     double slowness; // of the slowest rank: all wait for it
 } PlanRanks;
-// Finds on how many nodes the ranks are, how many on one, the largest 2 (n - k) / n of a
-// node's k ranks (what leaves each of them if all exchange slices), and the slowness of the slowest.
+// Finds on how many nodes the ranks are, how many on one, the largest 2 (n - k) / n of a node's k
+// ranks (what leaves each of them if all exchange slices), and the slowness of the slowest.
 static inline int plan_spread(const Cluster *c, PlanRanks *p) {
     int nodes = 0;
     for (int i = 0, k; i < p->n; i += k) {

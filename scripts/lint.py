@@ -4,7 +4,7 @@
     python3 scripts/lint.py [FOLDER]      of the project; default: the one that this script is in
 
     spaces     trailing white space, tabs
-    columns    lines of more than 100 columns: of product code, Python, the shell, the Makefile
+    columns    lines of more than 100 columns: of product code, scripts, the Makefile
                (clang-format keeps C's)
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
@@ -53,6 +53,7 @@ FOLDERS = (
     "docs/results",
 )
 C_LIKE = (".c", ".h", ".cu", ".cuh")
+SCRIPTS = (".py", ".js", ".sh", ".sbatch")
 COLUMNS = 100
 # Names of files of others. What follows dev/data/ is llm.c's, too.
 FOREIGN = {"llm.c", "cmocka.h", "sodium.h", "pcre2.h", "utf8proc.h", "modeling_gpt2.py", "Python.h"}
@@ -150,7 +151,7 @@ class Project:
         self.files = {
             str(path.relative_to(self.root)): path
             for path in paths
-            if path.suffix in (*C_LIKE, ".py", ".sh", ".sbatch", ".md") or path.name == "Makefile"
+            if path.suffix in (*C_LIKE, *SCRIPTS, ".md") or path.name == "Makefile"
         }
         for path in sorted((self.root / "test").glob("*/*.py")):
             self.files[str(path.relative_to(self.root))] = path
@@ -172,7 +173,7 @@ class Project:
     def columns(self):
         for name, text in self.text.items():
             product = name.endswith((".h", ".c", ".cu", ".cuh")) and not name.startswith("test/")
-            if product or name.endswith((".py", ".sh")) or name == "Makefile":
+            if product or name.endswith((".py", ".js", ".sh")) or name == "Makefile":
                 for number, line in enumerate(text.expandtabs(4).split("\n"), 1):
                     if len(line) > COLUMNS:
                         self.say(name, number, f"a line of {len(line)} columns")
@@ -198,7 +199,7 @@ class Project:
 
     def comments(self):
         readers = {
-            **dict.fromkeys(C_LIKE, c_comments),
+            **dict.fromkeys((*C_LIKE, ".js"), c_comments),
             ".py": python_comments,
             ".sh": shell_comments,
             ".sbatch": shell_comments,

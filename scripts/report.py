@@ -9,20 +9,18 @@ The page opens in a browser from the file alone: nothing is fetched. It has what
 of losses (drag to zoom, double-click to see all), of the learning rate, the gradient's norm and the
 speed, memory and traffic as predicted and measured, the timeline of a step (--profile-steps with
 --trace), samples of text, faults and resumes, and the command. A curve of more than 4000 points is
-drawn by the least and the largest point of each of its parts.
+drawn by the least and the largest point of each of its parts. report.js draws in the browser.
 
 Of a private run it has the guarantee, the validation, and what was known before; nothing that
 depends on which samples a step took, unless the run was started with --dp-show-private.
 
-Needs the package plotly (scripts/setup.sh python). Exit status: 0 done, 2 bad input, 3 plotly is
-missing or the page could not be written.
+Exit status: 0 done, 2 bad input, 3 the page could not be written.
 """
 
 import argparse
 import base64
 import hashlib
 import html
-import importlib.util
 import json
 import math
 import os
@@ -48,15 +46,7 @@ SAMPLES = 20  # texts of a run
 HUES = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 LINKS = {"intra": "inside a node", "inter": "between nodes"}
 WAYS = {"steps": "step", "tokens": "tokens", "time": "time"}  # of run_log.AXES
-GLUE = """
-"use strict";
-for (const figure of JSON.parse(document.getElementById("figures").textContent)) {
-    Plotly.newPlot(figure.id, figure.data, figure.layout, {
-        responsive: true, displaylogo: false, displayModeBar: "hover",
-        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
-    });
-}
-"""
+DRAWS = Path(__file__).resolve().with_name("report.js")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 0 auto;
        padding: 0 16px 40px; }
@@ -65,7 +55,18 @@ h2 { font-size: 18px; margin: 28px 0 4px; border-bottom: 1px solid #ddd; }
 h3 { font-size: 15px; margin: 12px 0 0; overflow-wrap: anywhere; }
 p { margin: 6px 0; max-width: 80ch; overflow-wrap: anywhere; }
 .small { color: #666; font-size: 13px; }
-.figure { width: 100%; min-height: 300px; }
+.figure { width: 100%; margin: 8px 0; }
+.figure > svg { display: block; overflow: visible; user-select: none; touch-action: pan-y; }
+.figure text { font-size: 12px; fill: #444; }
+.label { pointer-events: none; }
+.label text { fill: #000; stroke: #fff; stroke-width: 4px; paint-order: stroke; }
+button { font: 12px system-ui, sans-serif; color: inherit; background: none; cursor: pointer;
+         padding: 4px 8px; border: 1px solid #bbb; border-radius: 3px; margin-right: 4px; }
+button.on { background: #eef3fa; }
+button.name { border: none; text-align: left; overflow-wrap: anywhere; }
+button.off { opacity: 0.35; }
+button svg { margin-right: 6px; }
+.axes { margin-left: 62px; }
 .row { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr));
        gap: 8px; }
 .row > div { min-width: 0; }
@@ -80,11 +81,6 @@ pre { background: #f6f6f6; padding: 8px; white-space: pre-wrap; overflow-wrap: a
 
 def escape(value):
     return html.escape(plain(value))
-
-
-def label_of(run):
-    """For plotly, which reads some tags in texts."""
-    return html.escape(plain(run.label), quote=False)
 
 
 def flags_of(run):
@@ -190,21 +186,6 @@ def thinned(xs, ys, most):
     return sorted(kept)
 
 
-def layout(ytitle, xtitle, **more):
-    axis = {"gridcolor": "#e5e5e5", "zeroline": False, "automargin": True}
-    return {
-        "margin": {"l": 56, "r": 12, "t": 64, "b": 44},
-        "font": {"size": 12},
-        "xaxis": {"title": {"text": xtitle}, **axis},
-        "yaxis": {"title": {"text": ytitle}, **axis},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "plot_bgcolor": "#fff",
-        "hovermode": "closest",
-        "height": 300,
-        **more,
-    }
-
-
 class Page:
     """Parts of HTML, and the figures in them."""
 
@@ -224,9 +205,11 @@ class Page:
     def note(self, text):
         self.text(text, ' class="small"')
 
-    def figure(self, data, layout):
+    def figure(self, kind, traces, height=300, **more):
+        """What more may be, and what traces are, is in report.js."""
         name = f"figure{len(self.figures)}"
-        self.figures.append({"id": name, "data": data, "layout": layout})
+        one = {"id": name, "kind": kind, "height": height, "title": "", "xtitle": "", "ytitle": ""}
+        self.figures.append({**one, "axes": [], **more, "traces": traces})
         return f'<div class="figure" id="{name}"></div>'
 
     def table(self, rows, head=()):
@@ -245,16 +228,15 @@ class Page:
 
     def name(self, run, what=""):
         """Of a curve, in the legend."""
-        return ", ".join(filter(None, [label_of(run) if len(self.runs) > 1 else "", what]))
+        return ", ".join(filter(None, [plain(run.label) if len(self.runs) > 1 else "", what]))
 
     def curve(self, run, values, **more):
-        """A trace, and its places on the axes: step -> value."""
+        """A trace: step -> value."""
         steps = sorted(values)
         ys = [values[step] for step in steps]
         kept = thinned(steps, ys, self.most)
         return {
-            "type": "scatter",
-            "steps": [steps[i] for i in kept],
+            "x": [steps[i] for i in kept],
             "y": [rounded(ys[i]) for i in kept],
             **more,
         }
@@ -262,74 +244,50 @@ class Page:
 
 def rounded(value):
     """What a picture shows of a number; of a short one all digits."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.7g}")
+    return int(short) if short.is_integer() else short
 
 
 def loss_curves(page, run, color):
     values = {} if run.hides else run.train
     width = len(values) // 50
-    group = {"legendgroup": str(page.runs.index(run)), "mode": "lines"}
+    # A run among others is hidden as a whole.
+    group = {"group": str(page.runs.index(run))} if len(page.runs) > 1 else {}
     if values:
-        thin = {"width": 1 if width > 1 else 2, "color": color}
-        yield page.curve(
-            run,
-            values,
-            line=thin,
-            opacity=0.35 if width > 1 else 1,
-            **group,
-            name=page.name(run, "training"),
-            showlegend=width <= 1,
-        )
-    if width > 1:
-        steps = sorted(values)
-        means = run_log.smoothed([values[step] for step in steps], width)
-        yield page.curve(
-            run,
-            dict(zip(steps, means)),
-            line={"width": 2, "color": color},
-            **group,
-            name=page.name(run, f"training, mean of {width}"),
-        )
+        many = width > 1
+        thin = {"width": 1, "opacity": 0.35, "unnamed": 1} if many else {"width": 2}
+        training = group or {"group": "training"}
+        name = page.name(run, "training")
+        yield page.curve(run, values, name=name, color=color, **thin, **training)
+        if many:
+            steps = sorted(values)
+            means = run_log.smoothed([values[step] for step in steps], width)
+            name = page.name(run, f"training, mean of {width}")
+            means = dict(zip(steps, means))
+            yield page.curve(run, means, name=name, color=color, width=2, **training)
     if run.val:
         darker = "#" + "".join(f"{int(color[i : i + 2], 16) // 2:02x}" for i in (1, 3, 5))
-        mode = "lines" + "+markers" * (len(run.val) <= MARKERS)
-        yield page.curve(
-            run,
-            run.val,
-            name=page.name(run, "validation"),
-            **{**group, "mode": mode},
-            line={"width": 1.5, "dash": "dot", "color": darker},
-            marker={"size": 7, "color": color, "line": {"width": 1, "color": "#000"}},
-        )
+        shape = {"color": darker, "width": 1.5, "dash": 1, "points": int(len(run.val) <= MARKERS)}
+        yield page.curve(run, run.val, name=page.name(run, "validation"), **shape, **group)
 
 
-def axis_buttons(page, traces):
-    """Takes the steps out of (run, trace); buttons for the axes that all runs can tell."""
-    buttons = []
+def axes_of(page, traces):
+    """The axes that all runs can tell, for (run, trace), whose places are steps."""
+    axes = [{"label": "step"}]
     for axis, title in WAYS.items():
+        if axis == "steps" or any(run.hides for run in page.runs):
+            continue
         try:
             where = {run: run.positions(axis) for run in page.runs}
         except BadLog:
             continue
-        if axis != "steps" and any(run.hides for run in page.runs):
-            continue
         longest = max((max(places.values(), default=0) for places in where.values()), default=0)
         unit = time_unit(longest) if axis == "time" else ""
-        title += f" ({unit})" if unit else ""
-        xs = [
-            [
-                rounded(where[run][step] / UNITS.get(unit, 1)) if axis != "steps" else step
-                for step in trace["steps"]
-            ]
-            for run, trace in traces
-        ]
-        buttons.append({"label": title, "method": "restyle", "args": [{"x": xs}]})
-    for (_, trace), xs in zip(traces, buttons[0]["args"][0]["x"]):
-        trace["x"] = xs
-        del trace["steps"]
-    place = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "pad": {"t": 26}}
-    menu = {"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons}
-    return [{**menu, **place}] if len(buttons) > 1 else []
+        xs = [[rounded(where[run][x] / UNITS.get(unit, 1)) for x in t["x"]] for run, t in traces]
+        axes.append({"label": title + (f" ({unit})" if unit else ""), "x": xs})
+    return axes if len(axes) > 1 else []
 
 
 def add_losses(page):
@@ -340,11 +298,9 @@ def add_losses(page):
         for trace in loss_curves(page, run, HUES[i % len(HUES)])
     ]
     if traces:
-        menus = axis_buttons(page, traces)
-        shape = layout("loss (nats/token)", "" if menus else "step", showlegend=True)
-        shape.update(updatemenus=menus, height=420 + 20 * max(0, len(traces) - 6))
-        shape["margin"]["b"] = 70
-        page.add(page.figure([trace for _, trace in traces], shape))
+        shape = {"height": 400, "ytitle": "loss (nats/token)", "axes": axes_of(page, traces)}
+        shape["xtitle"] = "" if shape["axes"] else "step"
+        page.add(page.figure("curves", [trace for _, trace in traces], **shape))
         page.note("Drag over a curve to zoom; double-click to see all of it.")
     else:
         page.text("The log has no losses.")
@@ -366,19 +322,12 @@ def add_rates(page):
         traces = []
         for i, run in enumerate(page.runs):
             if run.series[name] and (name == "lr" or not run.hides):
-                trace = page.curve(
-                    run,
-                    run.series[name],
-                    mode="lines",
-                    name=page.name(run, title),
-                    line={"width": 1, "color": HUES[i % len(HUES)]},
+                named, color = page.name(run, title), HUES[i % len(HUES)]
+                traces.append(
+                    page.curve(run, run.series[name], name=named, color=color, width=1, unnamed=1)
                 )
-                trace["x"] = trace.pop("steps")
-                traces.append(trace)
         if traces:
-            more = {"title": {"text": title, "font": {"size": 13}, "x": 0.02}}
-            more["margin"] = {"l": 56, "r": 12, "t": 36, "b": 44}
-            shown.append(page.figure(traces, layout("", "step", showlegend=False, **more)))
+            shown.append(page.figure("curves", traces, title=title, xtitle="step"))
     page.add('<div class="row">', *(f"<div>{one}</div>" for one in shown), "</div>")
     if not shown:
         page.text("The log has no steps.")
@@ -387,7 +336,7 @@ def add_rates(page):
 def kind_text(kind):
     """all_gather, intra -> all_gather inside a node"""
     name, _, link = kind.partition(", ")
-    return html.escape(plain(f"{name} {LINKS.get(link, link)}".strip()), quote=False)
+    return plain(f"{name} {LINKS.get(link, link)}".strip())
 
 
 def paler(color, part):
@@ -401,12 +350,10 @@ def bar_traces(page, panel):
         for when, kinds in run.bars.get(panel, {}).items():
             if kinds and not (run.hides and when == "measured"):
                 yield {
-                    "type": "bar",
                     "name": page.name(run, when),
                     "x": [kind_text(kind) for kind in kinds],
                     "y": [rounded(n / MIB) for n in kinds.values()],
-                    "marker": {"color": paler(HUES[i % len(HUES)], 0.5 * (when == "predicted"))},
-                    "showlegend": True,
+                    "color": paler(HUES[i % len(HUES)], 0.5 * (when == "predicted")),
                 }
 
 
@@ -419,7 +366,8 @@ def add_bars(page):
         page.heading(title)
         traces = [*bar_traces(page, panel)]
         if traces:
-            page.add(page.figure(traces, layout("MiB" if panel == "memory" else "MiB a step", "")))
+            unit = "MiB" if panel == "memory" else "MiB a step"
+            page.add(page.figure("bars", traces, ytitle=unit))
         else:
             page.text(none)
         page.add("</div>")
@@ -446,25 +394,20 @@ def timeline(page, cells):
         left -= len(row)
         if left >= 0 or not shown:
             shown.append(rank)
-    names = {rank: f"rank {rank:g}: {1 - busy[rank] / (span or 1):.0%} idle" for rank in shown}
+    names = [f"rank {rank:g}: {1 - busy[rank] / (span or 1):.0%} idle" for rank in shown]
     traces = []
     for letter, color in COLORS.items():
-        found = [(r, cell) for r in shown for cell in cells[r] if cell[0] == letter]
+        found = [(i, c) for i, r in enumerate(shown) for c in cells[r] if c[0] == letter]
         if found:
             traces.append({
-                "type": "bar", "orientation": "h", "name": MEANINGS[letter],
-                "y": [names[rank] for rank, _ in found],
-                "base": [rounded(1000 * cell[2]) for _, cell in found],
-                "x": [rounded(1000 * (cell[3] - cell[2])) for _, cell in found],
+                "name": MEANINGS[letter], "color": color,
+                "row": [i for i, _ in found],
+                "begin": [rounded(1000 * cell[2]) for _, cell in found],
+                "length": [rounded(1000 * (cell[3] - cell[2])) for _, cell in found],
                 "text": [f"{cell[1]:g}" if cell[1] >= 0 else "" for _, cell in found],
-                "textposition": "inside", "insidetextanchor": "middle", "constraintext": "inside",
-                "marker": {"color": color, "line": {"width": 0.5, "color": "#333"}},
             })  # fmt: skip
-    shape = layout("", "ms", barmode="overlay", bargap=0.25)
-    order = [names[rank] for rank in reversed(shown)]
-    shape["yaxis"].update(categoryorder="array", categoryarray=order)
-    shape["height"] = 170 + 34 * len(shown)
-    page.add(page.figure(traces, shape).replace('"figure"', '"timeline"'))
+    height = 70 + 34 * len(shown)
+    page.add(page.figure("timeline", traces, height, xtitle="ms", rows=names))
     idle = 1 - sum(busy.values()) / (len(busy) * span or 1)
     text = f"Idle: {idle:.1%} of the time of all ranks. The numbers are micro-batches."
     page.note(text + (f" The first {len(shown)} ranks are drawn." * (len(shown) < len(cells))))
@@ -664,19 +607,6 @@ def add_differences(page):
 # The page
 
 
-def library():
-    """The JavaScript of plotly, of this Python or of .venv's; None where it is not there."""
-    spec = importlib.util.find_spec("plotly")
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    venv = Path(__file__).resolve().parent.parent / ".venv"
-    places += sorted(venv.glob("lib/python3*/site-packages/plotly"))
-    for place in places:
-        path = place / "package_data/plotly.min.js"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    return None
-
-
 def script(text):
     """A script for the page, and the word that allows it and no other."""
     text = text.replace("</script", "<\\/script")
@@ -684,14 +614,13 @@ def script(text):
     return f"<script>{text}</script>", f"'sha256-{digest}'"
 
 
-def document(page, title, code):
-    scripts = [script(text) for text in (code, GLUE)]
-    allowed = " ".join(word for _, word in scripts)
+def document(page, title):
+    code, allowed = script(DRAWS.read_text(encoding="utf-8"))
     figures = json.dumps(page.figures, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         figures = figures.replace(sign, f"\\u{ord(sign):04x}")
     policy = f"default-src 'none'; script-src {allowed}"
-    policy += "; style-src 'unsafe-inline'; img-src data: blob:"
+    policy += "; style-src 'unsafe-inline'; img-src data:"
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -702,13 +631,14 @@ def document(page, title, code):
             f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
             *page.parts,
             f'<script type="application/json" id="figures">{figures}</script>',
-            *(text for text, _ in scripts),
+            code,
+            "<noscript><p>JavaScript, which draws the figures, is off.</p></noscript>",
             "</body></html>\n",
         ]
     )
 
 
-def make(runs, code):
+def make(runs):
     page = Page(runs)
     title = run_log.title(runs) if len(runs) == 1 else f"{len(runs)} runs"
     page.add(f"<h1>{escape(title)}</h1>")
@@ -722,7 +652,7 @@ def make(runs, code):
         add(page)
     made = time.strftime("%Y-%m-%d %H:%M")
     page.note(f"Made by scripts/report.py on {made} from {', '.join(str(r.path) for r in runs)}.")
-    return document(page, title, code)
+    return document(page, title)
 
 
 def log_of(path):
@@ -759,15 +689,9 @@ def main():
     code, text = 0, ""
     try:
         runs = read(options.runs)
-        javascript = library()
-        if javascript is None:
-            raise ImportError
-        page = make(runs, javascript)
+        page = make(runs)
         if len(page.encode()) > LARGEST_PAGE:
             raise BadLog(f"the page of {len(runs)} runs has over {LARGEST_PAGE / 1e6:.0f} MB")
-    except ImportError:
-        code = EXIT_RESOURCES
-        text = "no page: plotly is missing; type: scripts/setup.sh python, or: pip install plotly"
     except OSError as error:
         code, text = EXIT_INPUT, f"{error.filename}: {error.strerror}"
     except BadLog as error:

@@ -21,8 +21,7 @@ recipe "$ranks" ./train_gpt \
     --final-lr-fraction 0 \
     --val-every 1500 --val-batches -1 --sample-every 1500 --sample-tokens 400 --temperature 0.8 \
     --save-every 500 --keep 2 --out "$out" --log "$out/log.jsonl" "$@"
-# --dry-run and the like log nothing. Without matplotlib there is no picture, without plotly no
-# page, which they say.
+# --dry-run and the like log nothing. Without matplotlib there is no picture, which plot.py says.
 if [ -e "$out/log.jsonl" ]; then
     "$python" scripts/plot.py "$out/log.jsonl" --out "$out/loss.png" ||
         "$python" scripts/watch.py "$out/log.jsonl" --once

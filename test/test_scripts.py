@@ -1322,8 +1322,9 @@ static int many(int a,
 
     def test_columns(self):
         text = "".join(f"x = 1  # {'y' * length}\n" for length in (91, 92))
-        found = self.lint(test__long_dot_py=text)
-        self.assertEqual(found, ["test/long.py:2: a line of 101 columns"])
+        found = self.lint(test__long_dot_py=text, scripts__b_dot_js=text.replace("#", "/"))
+        expected = [f"{name}:2: a line of 101 columns" for name in ("scripts/b.js", "test/long.py")]
+        self.assertEqual(sorted(found), expected)
 
     def test_names_in_comments(self):
         self.assertEqual(

@@ -5,11 +5,16 @@
     ./train_gpt --model FOLDER --shuffle 0 --log RUN.jsonl ...          # the run
     english_peer.py FOLDER RUN.jsonl --steps 200 --out PEER.csv
     same_loss.py RUN.jsonl PEER.csv
+    english_peer.py FOLDER RUN.jsonl --floors                           # all of it, and the floors
 
 FOLDER is a Llama in Hugging Face's form; transformers loads it. Shards, lengths, batches and
 AdamW's numbers are those of the log's first line; each step's learning rate is the log's, too.
 Only this is done: fp32, one rank, no shuffling, no dropout, decay of matrices only.
---autocast computes products in bf16. --text N continues the first 128 tokens of held-out text by N
+--autocast computes products in bf16. --exact sums the squares of the gradient's norm, by which it
+is clipped, and the loss that is told in fp64, as train_gpt does, instead of PyTorch's fp32.
+--floors makes the runs of FLOORS beside RUN.jsonl, one after the other, but for those that are
+there, and prints by how much the losses of each differ from RUN.jsonl's, or, in the last column,
+from PyTorch's. --text N continues the first 128 tokens of held-out text by N
 tokens, greedily, with the weights of FOLDER, instead of training, as --prompt with --temperature 0
 does. Needs torch, transformers and numpy.
 """
@@ -17,6 +22,8 @@ does. Needs torch, transformers and numpy.
 import argparse
 import csv
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,7 +33,26 @@ import torch
 from transformers import LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from loss_logs import read_curve  # noqa: E402
 from ngram import tokens_of  # noqa: E402
+from same_loss import change_weights  # noqa: E402
+
+STEPS = (1, 10), (11, 50), (51, 100), (101, 200)  # the rows of --floors
+# AVX2: other kernels, so sums in another order in every step.
+AVX2 = {
+    "DNNL_MAX_CPU_ISA": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+# Column -> the end of the file's name, the end of that which it is compared with, environment.
+FLOORS = {
+    "PyTorch": ("pytorch.csv", "", {}),
+    "PyTorch, --exact": ("exact.csv", "", {}),
+    "one rounding": ("rounded.jsonl", "", {}),
+    "AVX2": ("avx2.jsonl", "", AVX2),
+    "PyTorch, AVX2": ("pytorch_avx2.csv", "pytorch.csv", AVX2),
+}
 
 
 def sample(tokens, number, length):
@@ -45,6 +71,48 @@ def read_log(path, steps):
     if len(rates) < steps:
         raise SystemExit(f"english_peer.py: the run has {len(rates)} steps of {steps}")
     return config, rates[:steps]
+
+
+def floors(options):
+    """Each run of FLOORS, and the table of their differences."""
+    log = Path(options.log)
+    place = lambda end: log.with_name(f"{log.stem}_{end}") if end else log
+    with open(log) as file:
+        command = json.loads(file.readline())["command"]
+    threads = ["--threads", str(options.threads)]
+    for end, _, environment in FLOORS.values():
+        out, model = place(end), Path(options.folder)
+        if out.exists():
+            continue
+        if end == "rounded.jsonl":
+            model = place("rounded")
+            if not model.exists():
+                change_weights(Path(options.folder), model, 0, 0)
+        words = [*command, "--model", model, "--log", out, *threads]
+        if out.suffix == ".csv":
+            words = [sys.executable, __file__, model, log, "--steps", str(options.steps), *threads]
+            words += ["--out", out] + ["--exact"] * (end == "exact.csv")
+        subprocess.run(words, env={**os.environ, **environment}, check=True)
+    curves = {end: read_curve(place(end), None).train for one in FLOORS.values() for end in one[:2]}
+    print("| steps |", " | ".join(FLOORS), "|")
+    print("|---" * (1 + len(FLOORS)) + "|")
+    for first, last in STEPS:
+        row = [f"{first} to {last}"]
+        for end, other, _ in FLOORS.values():
+            a, b = curves[end], curves[other]
+            both = [at for at in range(first, last + 1) if at in a and at in b]
+            row.append(f"{max(abs(a[at] - b[at]) / b[at] for at in both):.1e}" if both else "")
+        print("|", " | ".join(row), "|")
+
+
+def clip(model, most, exact):
+    """Scales the gradients down to a norm of at most so much; returns what it was."""
+    if not exact:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+    squares = [p.grad.double().square().sum() for p in model.parameters()]
+    norm = torch.stack(squares).sum().sqrt()
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+    return norm
 
 
 def train(model, config, rates, options):
@@ -72,10 +140,11 @@ def train(model, config, rates, options):
                     logits.float().flatten(0, 1), rows[:, 1:].flatten()
                 )
                 (loss * (B / samples)).backward()
+                if options.exact:
+                    exact = logits.detach().double().flatten(0, 1)
+                    loss = torch.nn.functional.cross_entropy(exact, rows[:, 1:].flatten())
                 total += loss.item() * B / samples
-            norm = torch.nn.utils.clip_grad_norm_(
-                model.parameters(), config["grad-clip"] or float("inf")
-            )
+            norm = clip(model, config["grad-clip"] or float("inf"), options.exact)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
@@ -95,8 +164,12 @@ def main():
     parser.add_argument("--out", default="peer.csv")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--autocast", action="store_true")
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--floors", action="store_true")
     parser.add_argument("--text", type=int, default=0)
     options = parser.parse_args()
+    if options.floors:
+        return floors(options)
     torch.set_num_threads(options.threads)
     config, rates = read_log(options.log, 0 if options.text else options.steps)
     model = LlamaForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
