@@ -436,7 +436,10 @@ static inline void fit_list_pipelines(FitPipelines *l) {
     for (int i = 0; i < p.found; i++) { fit_add_settings(l, p.beam[i].plan); }
     planner_free(&p);
     for (int stages = 2; stages <= task_most_stages(t); stages++) {
-        if (task_ranks(t) % stages == 0) { fit_add_settings(l, plan_even(t, stages, 1)); }
+        if (task_ranks(t) % stages) { continue; }
+        // What balances them depends on the micro-batch: seconds of a pass, or those of samples.
+        fit_add_settings(l, plan_even(t, stages, 1));
+        fit_add_settings(l, plan_even(t, stages, t->samples));
     }
 }
 static inline int fit_pipeline_order(const void *a, const void *b) {
