@@ -41,6 +41,7 @@
 #include "state/store.h"
 #include "state/update.h"
 #include "text/tokenizer.h"
+#include <omp.h>    // threads that leave signals to this one
 #include <signal.h> // graceful stop
 
 // The data of a run.
@@ -129,11 +130,24 @@ static inline void request_stop(int signal_number) {
     signal_text_add(&t, "; stopping after this step\n");
     signal_text_write(&t);
 }
+// The handler has a stack of its own. Products of oneDNN 2.6 keep other addresses in the register
+// of the stack, so on the stack that this register names a handler would write over the heap. Such
+// a stack belongs to one thread, so the other threads of the team leave the signals to it.
 static inline void catch_signals(const Run *r) {
-    signalled = r;
+    static char stack[1 << 16];
+    stack_t own = {};
     struct sigaction action = {};
+    signalled = r;
+    own.ss_sp = stack;
+    own.ss_size = sizeof stack;
+    sigaltstack(&own, NULL);
+    sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGUSR1);
+    sigaddset(&action.sa_mask, SIGTERM);
+#pragma omp parallel num_threads(r->stream->threads)
+    if (omp_get_thread_num()) { pthread_sigmask(SIG_BLOCK, &action.sa_mask, NULL); }
     action.sa_handler = request_stop;
-    action.sa_flags = SA_RESTART;
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
