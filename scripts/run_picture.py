@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""run_picture.py: README's pictures of what `make run` gives: what it prints, and its loss curve;
-its page.
+"""run_picture.py: README's pictures: what `make run` prints, and its loss curve; the page of a run.
 
     make run | tee out/shakespeare/printed.txt
     .venv/bin/python scripts/run_picture.py out/shakespeare docs/run.png
-    .venv/bin/python scripts/run_picture.py out/shakespeare/report.html docs/page.png
+    .venv/bin/python scripts/run_picture.py docs/results/english_cpu.html docs/page.png
 
 Reads printed.txt and log.jsonl of a folder, or a page. Run it after a run on an idle
 machine: times are in the picture. Needs matplotlib and Pillow (scripts/setup.sh python and data);
