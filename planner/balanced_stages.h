@@ -147,8 +147,7 @@ static inline PaceSearch pace_search_make(const PlanTask *t) {
             const size_t at = m * width + k;
             const int begin = pace_rank(&s, m - k);
             s.stage[at] = plan_ranks(&t->cluster, s.all + begin, pace_rank(&s, m) - begin);
-            s.reduce[at] = 1e-9 * (t->sum_share + t->gather_share) *
-                           plan_all_reduce_s(&t->cluster, &s.stage[at], t->own_messages, 1e9);
+            s.reduce[at] = 1e-9 * plan_sums_s(t, &s.stage[at], 1e9);
         }
     }
     return s;

@@ -392,6 +392,12 @@ static inline StageSeconds plan_stage_seconds(const PlanTask *t, const StagePlan
     };
     return s;
 }
+// Returns the seconds of all messages of `bytes` of gradients over these ranks: sums, and the
+// gathering of parameters.
+static inline double plan_sums_s(const PlanTask *t, const PlanRanks *ranks, double bytes) {
+    return (t->sum_share + t->gather_share) *
+           plan_all_reduce_s(&t->cluster, ranks, t->own_messages, bytes);
+}
 // Returns the seconds of a stage's messages of gradients that remain after its last backward: that
 // of each unit begins when its gradients are complete, the last unit's first; they run one after
 // another. gather: instead, the seconds in which its first forward waits for parameters, each
@@ -528,13 +534,11 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     PlanRanks here = plan_ranks(&t->cluster, ranks, p->replicas[0]);
     const PlanRanks first_stage = here;
     const bool own = t->own_messages;
-    const double share = t->sum_share + t->gather_share;
     double fill = 0; // when the first micro-batch arrives
     for (int s = 0, first = 0; s < p->stages; s++) {
         const int end = first + p->units[s];
         if (here.slowness != 1) { stage_computes(t, p, s, first, here.slowness, c); }
-        c->reduce[s] = share * plan_all_reduce_s(&t->cluster, &here, own,
-                                                 plan_summed_bytes(m, first, end, here.n));
+        c->reduce[s] = plan_sums_s(t, &here, plan_summed_bytes(m, first, end, here.n));
         const double sums = plan_exposed_s(t, p, first, end, &here, false, t->sum_share),
                      gathers = plan_exposed_s(t, p, first, end, &here, true, t->gather_share);
         c->reduce_late[s] = sums + max_f64(0, gathers - fill);
@@ -551,10 +555,8 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     if (own && p->stages > 1) {
         // The table that the embedding shares with the head is summed last, and used first.
         const PlanRanks both = plan_ranks_of_both(&first_stage, &here);
-        const double bytes = m->tied * sizeof(float),
-                     alone = plan_all_reduce_s(&t->cluster, &first_stage, own, bytes);
-        const double more =
-            share * max_f64(0, plan_all_reduce_s(&t->cluster, &both, own, bytes) - alone);
+        const double bytes = m->tied * sizeof(float), alone = plan_sums_s(t, &first_stage, bytes),
+                     more = max_f64(0, plan_sums_s(t, &both, bytes) - alone);
         c->reduce[0] += more;
         c->reduce_late[0] += more;
     }

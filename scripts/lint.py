@@ -172,7 +172,7 @@ class Project:
 
     def columns(self):
         for name, text in self.text.items():
-            product = name.endswith((".h", ".c", ".cu", ".cuh")) and not name.startswith("test/")
+            product = name.endswith(C_LIKE) and not name.startswith("test/")
             if product or name.endswith((".py", ".js", ".sh")) or name == "Makefile":
                 for number, line in enumerate(text.expandtabs(4).split("\n"), 1):
                     if len(line) > COLUMNS:

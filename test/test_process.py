@@ -159,7 +159,7 @@ class Spin(harness.TestCase):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=apart(PLAIN, OMPI_MCA_ess_singleton_isolated="1"),
+            env=apart(PLAIN),
         ) as process:
             process.stdin.write(b"A\n")
             process.stdin.flush()
@@ -210,7 +210,7 @@ class Spin(harness.TestCase):
         with subprocess.Popen(
             [BINARY, *map(str, [*SMALL, *train])],
             stdout=subprocess.DEVNULL,
-            env=apart(PLAIN, OMPI_MCA_ess_singleton_isolated="1"),
+            env=apart(PLAIN),
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         ) as run:
             try:
