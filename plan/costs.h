@@ -9,6 +9,7 @@
 #include "comm/group.h"
 #include "dp.h"
 #include "executor/activations.h"
+#include "executor/compute.h"
 #include "executor/exchange.h"
 #include "model/architecture.h"
 #include "model/gpt.h"

@@ -20,6 +20,7 @@
 #define PRIVACY_H
 
 #include "base/base.h"
+#include "base/files.h"
 #include "base/readable.h"
 #include "comm/comm.h"
 #include "comm/records.h"

@@ -704,10 +704,13 @@ class Checkpoint:
             for state, storage, begin, count in struct.iter_unpack(
                 "<4q", data[24 : 24 + 32 * pieces]
             ):
-                if (
-                    filled.get((state, storage)) != begin
-                    or not 0 <= count <= sizes[storage] - begin
-                ):
+                if not 0 <= storage < len(sizes) or not 0 <= begin <= begin + count <= sizes[storage]:
+                    return REFUSED
+                if count == 0:  # says nothing, of whatever state
+                    if 0 <= state < states:
+                        continue
+                    return EITHER
+                if filled.get((state, storage)) != begin:
                     return REFUSED
                 filled[state, storage] += count
                 elements += count
