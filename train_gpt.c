@@ -136,24 +136,25 @@ static void open_device(Job *j) {
     if (j->machine.cluster.nodes) { forecast_elsewhere(j); }
 }
 // --pipeline auto and --plan: the planner measures, prints its choice, and writes it into the
-// options. Returns the stages.
-static Placement choose_stages_of_model(Job *j) {
+// configuration.
+static void choose_stages_of_model(Job *j) {
     Config *c = &j->config;
     const Options *o = &c->options;
     if (o->plan && !o->json && j->comm.rank == 0) {
         sizes_print(c, planner_tokens(o, j->machine.ranks->n));
     }
-    return plan_run(&c->options, &c->given, &j->spec.model, j->spec.dtype, &j->machine.cluster,
-                    &j->comm, &j->stream, &j->machine.rates, &c->pipeline.depth);
+    plan_run(c, &j->spec, &j->machine, &j->comm, &j->stream, &j->machine.rates);
 }
 // Decides which units each rank computes.
 static void choose_stages(Job *j) {
     Options *o = &j->config.options;
     PipelinePlan *p = &j->config.pipeline;
+    if (options_plans(o)) {
+        choose_stages_of_model(j);
+        return;
+    }
     p->depth = INT64_MAX;
-    p->placement = options_plans(o)
-                       ? choose_stages_of_model(j)
-                       : pipeline_placement(o->pipeline, j->spec.model.units, j->machine.ranks->n);
+    p->placement = pipeline_placement(o->pipeline, j->spec.model.units, j->machine.ranks->n);
     p->kind = (PipelineKind)o->pipeline_schedule;
     p->warmup = (Warmup)o->pipeline_warmup;
     p->recompute = o->recompute == RECOMPUTE_BLOCK;
@@ -638,8 +639,8 @@ static void perform(Job *j) {
     if (fit_is_asked(o, &j->spec.model)) {
         choose_flags(j);
     } else if (o->plan) {
-        Placement placement = choose_stages_of_model(j);
-        placement_free(&placement);
+        choose_stages_of_model(j);
+        placement_free(&j->config.pipeline.placement);
     }
     if (o->plan || (o->fit && o->dry_run)) { return; }
     configure(j);

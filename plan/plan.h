@@ -209,8 +209,9 @@ static inline const Schedule *plan_schedule(const Plan *p) {
 // -------------------------------------------------------------------------------------------------
 // Memory
 
-// Every forecast of memory asks here, and a search, which has no time for that, what these add up:
-// executor_memory() of single units, and parameter_bytes() of states (planner/plan_costs.h).
+// Every forecast of memory asks here. A search has no time for that: it asks what these add up,
+// executor_memory() of single units, and parameter_bytes() of states (planner/plan_costs.h), and
+// then here for the plan that it has found.
 
 // Predicts the bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,

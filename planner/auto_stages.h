@@ -14,12 +14,16 @@
 #include "model/unit.h"
 #include "ops/ops.h"
 #include "options.h"
+#include "pipeline.h"
 #include "plan/cluster.h"
 #include "plan/costs.h"
+#include "plan/plan.h"
+#include "plan/plan_make.h"
 #include "plan/rates.h"
 #include "plan/unit_times.h"
 #include "planner/plan_answer.h"
 #include "planner/plan_costs.h"
+#include "planner/planner.h"
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
 #include "state/optimizer.h"
@@ -38,22 +42,43 @@ static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int
         alone.limits.works = 2 + k;
         executor_memory(m, alone, 1, memory[k]);
     }
-    *activations = (double)memory[0][MEMORY_ACTIVATIONS];
+    const double sent =
+        unit + 1 < m->units ? SEND_BUFFERS * (double)executor_boundary_bytes(&alone, m) : 0;
+    *activations = (double)memory[0][MEMORY_ACTIVATIONS] - sent;
     *waiting = (double)memory[1][MEMORY_BUFFERS] - (double)memory[0][MEMORY_BUFFERS];
 }
-// Returns the model for the planner. shape: of a micro-batch; its rows do not matter.
+// Sets what a rank takes beside its states and activations: what it sends and receives, and
+// buffers.
+static inline void plan_model_buffers(PlanModel *model, const GptModel *m,
+                                      const ExecutorShape *shape, int threads) {
+    ExecutorShape some = *shape;
+    some.rows = 1;
+    some.units = units_range(0, 1); // whose gradients go nowhere
+    model->boundary = (double)executor_boundary_bytes(&some, m);
+    for (int i = 0; i < PLAN_ROWS; i++) {
+        size_t memory[MEMORY_KINDS] = {0};
+        some.rows = INT64_C(1) << i;
+        if (some.rows > INT32_MAX / some.T) {
+            model->buffers[i] = 2 * model->buffers[i - 1];
+            continue;
+        }
+        executor_memory(m, some, threads, memory);
+        model->buffers[i] = (double)memory[MEMORY_BUFFERS];
+    }
+}
+// Returns the model for the planner. shape: of a micro-batch; its rows do not matter. threads: of a
+// rank.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
-                                          const UnitTimes *times) {
+                                          const UnitTimes *times, int threads) {
     PlanModel model = plan_model_make(m->units);
     model.tied = gpt_is_tied(m) ? (double)gpt_storage_elements(m, m->classifier) : 0;
     if (gpt_expert_ranks(&m->config) > 1) {
         model.expert_ranks = (int)gpt_expert_ranks(&m->config);
         model.experts = (double)m->class_elements[STORAGE_EXPERTS] * sizeof(float);
     }
-    ExecutorShape sample = *shape;
-    sample.rows = 1;
+    plan_model_buffers(&model, m, shape, threads);
     // a unit's output, and as much its gradient
-    const double boundary = (double)executor_boundary_bytes(&sample, m);
+    const double boundary = model.boundary;
     double activations = 0, waiting = 0, before = 0; // before: elements of the unit before
     for (int u = 0; u < m->units; u++) {
         const UnitClass kind = gpt_unit_class(m, u);
@@ -63,7 +88,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         for (int i = 0; i < n; i++) { elements += gpt_storage_elements(m, storages[i]); }
         // a unit of the same class and size as the one before keeps as much
         if (!u || kind != gpt_unit_class(m, u - 1) || elements != before) {
-            unit_bytes(m, &sample, u, &activations, &waiting);
+            unit_bytes(m, shape, u, &activations, &waiting);
         }
         before = elements;
         plan_model_add(&model, u, row_s[ACT_FORWARD],
@@ -210,15 +235,63 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
     return rates->units;
 }
 
+// Writes a plan into the flags and the stages of a run. ranks: of plan_place(). depth:
+// micro-batches in flight for which there is memory. The caller calls placement_free() for
+// c->pipeline.placement.
+static inline void plan_apply(Config *c, const PlanTask *t, const StagePlan *plan, const int *ranks,
+                              int depth) {
+    Options *o = &c->options;
+    o->batch_tokens = t->samples * o->seq_len;
+    o->micro_batch =
+        plan->stages > 1 ? plan->micro_batch : ceil_div(plan->micro_batch, task_ranks(t));
+    o->micro_batches = plan->stages > 1 ? t->samples / plan->micro_batch : 0;
+    o->recompute = plan->recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    o->pipeline_schedule = plan->kind;
+    o->pipeline_warmup = plan->warmup;
+    const PipelinePlan pipeline = {.placement = plan_placement(plan, ranks),
+                                   .kind = plan->kind,
+                                   .warmup = plan->warmup,
+                                   .recompute = plan->recompute,
+                                   .depth = depth < INT32_MAX ? depth : INT64_MAX};
+    c->pipeline = pipeline;
+}
+// The run that a plan is for.
+typedef struct {
+    const Config *config;
+    const ModelSpec *spec;
+    const Machine *machine;
+    Comm *comm; // NULL: the plan is for --cluster
+} PlannedRun;
+// Counts the memory of a plan's stages by making the run's plan, of a step that is only so long
+// that every stage holds as much as in a longer one. All ranks call it (CountStages).
+static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan, const int *ranks,
+                                       int depth, double *bytes) {
+    const PlannedRun *run = (const PlannedRun *)t->run;
+    Config c = *run->config;
+    Machine machine = *run->machine;
+    plan_apply(&c, t, plan, ranks, depth);
+    const int64_t few = plan->kind == PIPELINE_GPIPE ? t->samples : 2 * (plan->stages + 1);
+    c.samples = min_i64(t->samples, few * plan->micro_batch);
+    memset(&machine.rates, 0, sizeof machine.rates);
+    Plan *p = plan_make(&c, &machine, run->spec);
+    StageStores stages = stage_stores_make(p);
+    plan_stages_bytes(p, &stages, bytes);
+    stage_stores_free(&stages);
+    plan_free(p);
+    placement_free(&c.pipeline.placement);
+    if (run->comm) { comm_broadcast(run->comm, bytes, plan->stages * sizeof *bytes, 0); }
+}
+
 // Runs the planner for this model, timed here, on these ranks or on --cluster, and writes its
-// choice into the flags. Rank 0 prints it. All ranks call it. *rates receives what was timed;
-// *depth receives how many micro-batches in flight the memory permits. The caller calls
-// placement_free().
-static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m,
-                                 DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
-                                 Rates *rates, int64_t *depth) {
+// choice into *c. Rank 0 prints it. All ranks call it. *rates receives what was timed. The caller
+// calls placement_free() for c->pipeline.placement.
+static inline void plan_run(Config *c, const ModelSpec *spec, const Machine *machine, Comm *comm,
+                            Stream *s, Rates *rates) {
+    const Options *o = &c->options;
+    const GptModel *m = &spec->model;
+    const Cluster *given = &machine->cluster;
     ExecutorShape shape = {};
-    shape.dtype = dtype;
+    shape.dtype = spec->dtype;
     shape.rows = o->micro_batch;
     shape.T = o->seq_len;
     shape.logits = LOGITS_PLENTY;
@@ -226,29 +299,27 @@ static inline Placement plan_run(Options *o, const OptionsGiven *given, const Gp
     shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
     double *slowness = new_array(double, comm->ranks, "speeds of ranks");
-    const UnitTimes times = given_cluster->nodes
-                                ? times_on_cluster(given_cluster, m, &shape)
-                                : times_measured_here(m, &shape, rates, comm, s, slowness);
-    PlanModel model = plan_model_of_run(m, &shape, &times);
-    Cluster cluster = given_cluster->nodes ? *given_cluster
-                                           : cluster_of_run(comm, slowness, s, rates->flops_per_s);
+    const UnitTimes times = given->nodes ? times_on_cluster(given, m, &shape)
+                                         : times_measured_here(m, &shape, rates, comm, s, slowness);
+    PlanModel model = plan_model_of_run(m, &shape, &times, machine->threads);
+    Cluster cluster = given->nodes ? *given : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
-    PlanTask task = planner_task(&model, &cluster, o, given);
-    task_set_run(&task, &optimizers[o->optimizer], dtype, (DType)o->reduce_dtype, (int)o->zero);
-    if (given_cluster->nodes) { task.most_work = 1 << 20; } // about a second
+    const PlannedRun run = {c, spec, machine, given->nodes ? NULL : comm};
+    PlanTask task = planner_task(&model, &cluster, o, &c->given);
+    task_set_run(&task, &optimizers[o->optimizer], spec->dtype, (DType)o->reduce_dtype,
+                 (int)o->zero);
+    task.count = count_stages_of_run;
+    task.run = &run;
+    if (given->nodes) { task.most_work = 1 << 20; } // about a second
     task.sample_flops = gpt_step_flops(m, (double)o->seq_len, (double)o->seq_len);
-    StagePlan best = planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
-    o->batch_tokens = task.samples * o->seq_len;
-    o->micro_batch =
-        best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
-    o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0;
-    o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
-    o->pipeline_schedule = best.kind;
-    o->pipeline_warmup = best.warmup;
-    const Placement placement = plan_placement(&task, &best, depth);
+    const StagePlan best =
+        planner_report(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    Planner p = planner_make(&task);
+    planner_look(&p, &best);
+    plan_apply(c, &task, &best, p.ranks, p.costs.depth);
+    planner_free(&p);
     plan_model_free(&model);
     free(slowness);
-    return placement;
 }
 
 #endif

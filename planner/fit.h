@@ -309,7 +309,7 @@ static inline void fit_each_zero(Fit *f, FitWay w, bool first, FitAct act, const
 
 // A pipeline with its setting. bound: of its time, with messages and sums as the planner counts
 // them, or that time itself; computing: of its computing alone; needed: about what it takes of a
-// device at each ZeRO stage, without buffers.
+// device at each ZeRO stage.
 typedef struct {
     FitWay way;
     StagePlan plan;
@@ -519,7 +519,7 @@ static inline void fit_make_models(FitPipelines *l, const FitWay *one, const Uni
         w.expert_parallel = f->degree[i];
         const GptModel m = fit_spec(f, &w).model;
         const UnitTimes waiting = fit_times(f, &w, *times);
-        l->models[i] = plan_model_of_run(&m, &shape, &waiting);
+        l->models[i] = plan_model_of_run(&m, &shape, &waiting, f->machine.threads);
     }
 }
 // Tries pipelines, the most promising ones first. one: a way with one stage.

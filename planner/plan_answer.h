@@ -24,6 +24,7 @@ typedef struct {
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
     const char *name[PLAN_OTHERS]; // what the others are
     int others;
+    double memory[PLAN_STAGES]; // bytes of a rank of each stage of the best plan
 } PlanAnswer;
 
 // Returns the best GPipe plan (arXiv 1811.06965): all forwards, then all backwards; stages of equal
@@ -87,16 +88,21 @@ static inline void print_ranges(FILE *to, const int *ranks, int n) {
         fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
     }
 }
-// Returns what the step of a plan means. planner_look() has computed the plan's costs.
-static inline Forecast plan_forecast(const Planner *p, const Candidate *c) {
+// Returns what the rank that needs most of it takes of its device. memory: of a rank of each stage.
+static inline double plan_most_memory(const StagePlan *plan, const double *memory) {
+    double most = 0;
+    for (int s = 0; s < plan->stages; s++) { most = fmax(most, memory[s]); }
+    return most;
+}
+// Returns what the step of a plan means. memory: of a rank of each stage.
+static inline Forecast plan_forecast(const Planner *p, const Candidate *c, const double *memory) {
     const PlanTask *t = p->task;
-    double needed = 0;
-    for (int s = 0; s < c->plan.stages; s++) { needed = fmax(needed, p->costs.memory[s]); }
+    const double needed = plan_most_memory(&c->plan, memory);
     const StepWork work = {.tokens = t->samples * t->sample_tokens,
                            .flops = t->samples * t->sample_flops,
                            .peak = t->cluster.peak * 1e12,
                            .ranks = task_ranks(t)};
-    return forecast_make(work, c->step_s, needed, t->memory);
+    return forecast_make(work, c->step_s, needed, t->device);
 }
 // Writes what is reported of a plan: PLAN_PREDICTED rows of its prediction, and how it runs.
 enum { PLAN_PREDICTED = 3, PLAN_FIGURES = 5 };
@@ -119,12 +125,16 @@ static inline void text_add_stages(TextBuffer *t, const StagePlan *plan) {
     }
 }
 // Adds the flags to type for a plan. planner_look() has placed it. Stages whose ranks are not in
-// order cannot be given: the run chooses them again.
+// order cannot be given, nor that there is memory for fewer micro-batches in flight than the
+// schedule would have: then the run plans again.
 static inline void text_add_plan_flags(TextBuffer *t, const Planner *p, const StagePlan *plan) {
     const PlanTask *task = p->task;
-    const int ranks = task_ranks(task);
+    const int ranks = task_ranks(task), all = p->costs.micro_batches;
     bool ordered = true;
     for (int r = 0; r < ranks; r++) { ordered = ordered && p->ranks[r] == r; }
+    for (int s = 0; s < plan->stages; s++) {
+        ordered = ordered && p->costs.live[s] == plan_live(plan, s, INT32_MAX, all);
+    }
     text_add(t, "--pipeline ");
     if (plan->stages == 1) {
         text_add(t, "1%s --micro-batch %" PRId64, plan->recompute ? " --recompute block" : "",
@@ -143,17 +153,20 @@ static inline void text_add_plan_flags(TextBuffer *t, const Planner *p, const St
     text_add(t, " --batch-tokens %.0f --seq-len %.0f", task->samples * task->sample_tokens,
              task->sample_tokens);
 }
-// Adds the members of a plan's JSON object, without the braces.
 // Adds stage number s of a plan to an array of JSON. ranks: [replicas]
 static inline void json_add_stage(TextBuffer *t, int s, int units, int replicas, const int *ranks) {
     text_add(t, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":", s ? "," : "", units, replicas);
     for (int i = 0; i < replicas; i++) { text_add(t, "%c%d", i ? ',' : '[', ranks[i]); }
     text_add(t, "]}");
 }
-static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, double one_rank_s) {
+// Adds the members of a plan's JSON object, without the braces. memory: of a rank of each stage;
+// NULL: as the search counts it.
+static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c,
+                                 const double *memory, double one_rank_s) {
     const StagePlan *plan = &c->plan;
     Figure rows[PLAN_FIGURES];
     plan_figures(p, c, one_rank_s, rows);
+    if (!memory) { memory = p->costs.memory; }
     text_add(t, "\"stages\":[");
     for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
         json_add_stage(t, s, plan->units[s], plan->replicas[s], p->ranks + rank);
@@ -164,10 +177,10 @@ static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c, 
              plan->recompute ? "true" : "false", "ab"[plan->warmup],
              pipeline_kind_names[plan->kind]);
     json_add_figures(t, rows, PLAN_PREDICTED);
-    const Forecast forecast = plan_forecast(p, c);
+    const Forecast forecast = plan_forecast(p, c, memory);
     json_add_forecast(t, &forecast);
     for (int s = 0; s < plan->stages; s++) {
-        text_add(t, "%s%.0f", s ? "," : ",\"memory\":[", p->costs.memory[s]);
+        text_add(t, "%s%.0f", s ? "," : ",\"memory\":[", memory[s]);
     }
     text_add(t, "]},\"flags\":\"");
     text_add_plan_flags(t, p, plan);
@@ -177,11 +190,11 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
     const double T = p->task->sample_tokens;
     TextBuffer t = {};
     text_add(&t, "{");
-    json_add_plan(&t, p, &a->best, one_rank_s);
+    json_add_plan(&t, p, &a->best, a->memory, one_rank_s);
     text_add(&t, ",\"alternatives\":[");
     for (int i = 0; i < a->others; i++) {
         text_add(&t, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
-        json_add_plan(&t, p, &a->other[i], one_rank_s);
+        json_add_plan(&t, p, &a->other[i], NULL, one_rank_s);
         text_add(&t, "}");
     }
     text_add(&t, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
@@ -221,11 +234,11 @@ static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, doubl
         fprintf(to, "%5d %4d-%-4d %9s %12s %12s %14s %12.1f  ", s, first,
                 first + plan->units[s] - 1, readable_step(p->costs.forward[s]).at,
                 readable_step(p->costs.backward[s]).at, readable_step(p->costs.send[s]).at,
-                readable_step(p->costs.reduce[s]).at, p->costs.memory[s] / 1048576);
+                readable_step(p->costs.reduce[s]).at, a->memory[s] / 1048576);
         print_ranges(to, p->ranks + rank, plan->replicas[s]);
         fprintf(to, "\n");
     }
-    const Forecast forecast = plan_forecast(p, &a->best);
+    const Forecast forecast = plan_forecast(p, &a->best, a->memory);
     TextBuffer flags = {};
     text_add_plan_flags(&flags, p, plan);
     fprintf(to, "\nflags      %s\n", flags.text);
@@ -275,10 +288,11 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
                                     const Options *o, const OptionsGiven *given) {
     PlanTask t = {.model = model,
                   .cluster = *cluster,
-                  .memory = planner_memory(cluster, o),
+                  .device = planner_memory(cluster, o),
                   .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
                   .sample_tokens = (double)o->seq_len};
     const int64_t tokens = planner_tokens(o, task_ranks(&t));
+    t.memory = t.device;
     t.samples = tokens / o->seq_len;
     t.run_tokens = (double)o->steps * tokens;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
@@ -293,20 +307,43 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
     }
     return t;
 }
+// Counts the memory of a plan's stages. Returns that of the stage that needs most, as the search
+// counted it.
+static inline double answer_count(const PlanTask *t, const StagePlan *plan, double *memory) {
+    Planner p = planner_make(t);
+    planner_look(&p, plan);
+    memcpy(memory, p.costs.memory, plan->stages * sizeof *memory);
+    if (t->count) { t->count(t, plan, p.ranks, p.costs.depth, memory); }
+    const double most = plan_most_memory(plan, p.costs.memory);
+    planner_free(&p);
+    return most;
+}
+// Finds the best plan that fits the device, or that of the stages which --pipeline gives. What a
+// search counts leaves some buffers out (plan_stage_memory). Where its best plan does not fit with
+// them, it begins again with so much less: t->memory.
+static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
+    for (double excess = 1; excess > 0;) {
+        *a = options_gives_stages(o) ? planner_given(t, o) : planner_answer(t);
+        if (!a->best.plan.stages) { return; }
+        const double counted = answer_count(t, &a->best.plan, a->memory);
+        excess = plan_most_memory(&a->best.plan, a->memory) - t->device;
+        if (excess > 0) { t->memory = fmin(t->memory, counted) - fmax(excess, t->device / 256); }
+    }
+}
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
-// (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits.
-static inline StagePlan planner_report(FILE *to, const PlanTask *task, const Options *o) {
-    PlanTask t = *task;
-    const PlanModel *model = t.model;
+// (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits. If
+// task->count is collective, all ranks call it.
+static inline StagePlan planner_report(FILE *to, PlanTask *t, const Options *o) {
+    const PlanModel *model = t->model;
     PlanAnswer *a = new_array(PlanAnswer, 1, "plans");
-    *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
+    answer_find(a, t, o);
     if (!a->best.plan.stages) {
         die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch",
-            "no plan fits into %.0f bytes of memory and %d actions of a rank", t.memory,
+            "no plan fits into %.0f bytes of memory and %d actions of a rank", t->device,
             SCHEDULE_MAX);
     }
-    Planner p = planner_make(&t);
-    const double one_rank_s = plan_units_seconds(model, 0, model->units, (double)t.samples);
+    Planner p = planner_make(t);
+    const double one_rank_s = plan_units_seconds(model, 0, model->units, (double)t->samples);
     if (to && o->json) {
         print_answer_json(to, &p, a, one_rank_s);
     } else if (to) {
@@ -326,23 +363,18 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     planner_report(to, &t, o);
     plan_model_free(&model);
 }
-// Returns the units and ranks of a plan's stages; the caller calls placement_free(). *depth
-// receives D: how many micro-batches' activations fit the memory, on the stage with the least
-// space; INT64_MAX: no limit.
-static inline Placement plan_placement(const PlanTask *t, const StagePlan *p, int64_t *depth) {
-    Planner planner = planner_make(t);
+// Returns the units and ranks of a plan's stages; the caller calls placement_free(). ranks: of
+// plan_place().
+static inline Placement plan_placement(const StagePlan *p, const int *ranks) {
     Placement placement = placement_make(p->stages);
-    planner_look(&planner, p);
-    *depth = planner.costs.depth < INT32_MAX ? planner.costs.depth : INT64_MAX;
     for (int s = 0, unit = 0, at = 0; s < p->stages; unit += p->units[s], at += p->replicas[s++]) {
         Stage *stage = &placement.stage[s];
         stage->first_unit = unit;
         stage->units = p->units[s];
         stage->replicas = p->replicas[s];
         stage->ranks = new_array(int, stage->replicas, "placement");
-        memcpy(stage->ranks, planner.ranks + at, stage->replicas * sizeof(int));
+        memcpy(stage->ranks, ranks + at, stage->replicas * sizeof(int));
     }
-    planner_free(&planner);
     return placement;
 }
 

@@ -139,12 +139,18 @@ typedef struct {
     unsigned char policy[PLAN_STAGES];
 } StagePlan;
 
+typedef struct PlanTask PlanTask;
+// Counts the device memory of a rank of each stage, bytes[stages], on these ranks (plan_place).
+// depth: micro-batches in flight at most.
+typedef void (*CountStages)(const PlanTask *t, const StagePlan *p, const int *ranks, int depth,
+                            double *bytes);
 // What to plan for.
-typedef struct {
+struct PlanTask {
     const PlanModel *model;
     Cluster cluster;
     int64_t samples; // samples of a step
-    double memory;   // bytes of a rank; INFINITY: no limit
+    double device;   // bytes that a rank may take of its device; INFINITY: no limit
+    double memory;   // the same, of what stages_memory() counts
     int zero;        // ZeRO stage; its messages count as at stage 0
     // bytes of the states of a parameter: on each rank of a stage; those that its ranks divide
     double whole, divided;
@@ -161,7 +167,10 @@ typedef struct {
     // stages x micro-batches of all replays after which a search ends with its best plan so far; 0:
     // it goes on to the end
     int64_t most_work;
-} PlanTask;
+    // counts what the plan of a run takes (NULL: not known, stages_memory() stands for it)
+    CountStages count;
+    const void *run; // of `count`
+};
 static inline int task_ranks(const PlanTask *t) { return t->cluster.all_ranks; }
 // Sets what a task's states take at a ZeRO stage.
 static inline void task_set_states(PlanTask *t, const Optimizer *o, DType dtype, int zero_stage) {
@@ -425,10 +434,18 @@ static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int f
     }
     return max_f64(0, sent - computed);
 }
+// Returns the bytes of buffers that a rank needs for so many samples at once, whatever its units.
+static inline double plan_buffers(const PlanModel *m, double rows) {
+    const int i = (int)min_i64(ilogb(rows), PLAN_ROWS - 2);
+    const double low = ldexp(1, i);
+    return m->buffers[i] + (rows - low) / low * (m->buffers[i + 1] - m->buffers[i]);
+}
 // Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
 // backward pass needs (of activations only what is kept, if the rest is recomputed) and what
-// waiting weight parts need; and what is recomputed at once. Buffers, which are small beside these,
-// are left out. Returns how many micro-batches can be in flight in `limit` bytes (0: none).
+// waiting weight parts need; what is recomputed at once; what is sent to, and received early from,
+// the stages beside it; and buffers. Those of messages among the ranks of the stage, and of Muon's
+// matrices, are left out.
+// Returns how many micro-batches can be in flight in `limit` bytes (0: none).
 static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
                                        int replicas, double in_flight, double limit,
                                        double *bytes) {
@@ -440,11 +457,19 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, in
                  inputs = m->cut[first] + m->inputs[end] - m->inputs[first + 1],
                  waiting =
                      p->kind == PIPELINE_ZERO_BUBBLE ? m->waiting[end] - m->waiting[first] : 0;
-    const double shared = first == 0 && end == m->units ? m->tied : 0,
-                 parameters = plan_parameters(m, first, end) - shared,
-                 states = parameters * (t->whole + t->divided / replicas) +
-                          plan_elsewhere(m, first, end) * t->divided / replicas,
-                 fixed = states + rows * again, each = rows * (left + inputs + waiting);
+    // The table that first and last unit share counts once. Ranks of both ends divide its states;
+    // the other end counts as having as many ranks as this one.
+    const bool begins = first == 0, ends = end == m->units;
+    const double parameters = plan_parameters(m, first, end) - (begins && ends ? m->tied : 0),
+                 both = begins != ends ? m->tied / 2 : 0,
+                 states =
+                     parameters * t->whole +
+                     (parameters - both + plan_elsewhere(m, first, end)) * t->divided / replicas,
+                 before = first > 0 ? SEND_BUFFERS + RECEIVED_AHEAD : 0,
+                 behind = end < m->units ? SEND_BUFFERS + 1 + RECEIVED_AHEAD : 0,
+                 fixed = states + rows * (again + m->boundary * (before + behind)) +
+                         plan_buffers(m, rows),
+                 each = rows * (left + inputs + waiting);
     *bytes = fixed + in_flight * each;
     return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
 }

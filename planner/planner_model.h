@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "options.h"
 
-enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 };
+enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256, PLAN_ROWS = 24 };
 // [units + 1] seconds in the units before this one: of each sample, and of each pass, however few
 // its samples are
 typedef struct {
@@ -32,6 +32,9 @@ typedef struct {
     double *cut;
     // [units] the first unit of a row, up to this one, that have the same times and parameters
     int *alike;
+    // of a sample, what passes from a unit to the next; of 2^i samples, buffers that a rank has
+    // whatever its units are (all 0 for a profile)
+    double boundary, buffers[PLAN_ROWS];
     double tied; // parameters that the first and the last unit share
     // of each unit but the first and last one: bytes of the gradients of experts that only every
     // expert_ranks-th rank of a stage has, which are among `parameters`; 0 ranks: no such experts

@@ -553,9 +553,15 @@ PLANNER = [
      "p->spare : INT32_MAX; for (int i = 0, k = {first ==> 0}; i < nodes"),
     ("test_placement", COSTS_H, "touched = policy != {PLACE_FRESH ==> PLACE_SPREAD}; p->low"),
     # memory and time of stages
-    ("test_memory", COSTS_H, "fixed = states + {rows * again ==> 0}, each"),
-    ("test_memory", COSTS_H, "parameters * (t->whole + {t->divided / replicas ==> t->divided}) +"),
-    ("test_memory", COSTS_H, "parameters = plan_parameters(m, first, end) - {shared ==> 0},"),
+    ("test_memory", COSTS_H, "rows * ({again ==> 0} + m->boundary * (before + behind))"),
+    ("test_memory", COSTS_H, "m->boundary * ({before + behind ==> before}))"),
+    ("test_memory", COSTS_H, "m->buffers[i] + {(rows - low) / low ==> 1} *"),
+    ("test_memory", COSTS_H,
+     "plan_elsewhere(m, first, end)) * {t->divided / replicas ==> t->divided},"),
+    ("test_memory", COSTS_H, "(begins && ends ? {m->tied ==> 0} : 0)"),
+    ("test_memory", COSTS_H, "both = begins != ends ? {m->tied / 2 ==> 0} : 0"),
+    ("test_counted_memory", "planner/plan_answer.h",
+     "excess = {plan_most_memory(&a->best.plan, a->memory) ==> 0} - t->device;"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
      "{min_f64(depth, fits) ==> depth}; }"),
     ("test_unequal_speeds", COSTS_H,

@@ -268,6 +268,53 @@ static void test_memory(void **state) {
     p.recompute = true;
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.memory[1], elements * 12 + 2 * 2e7 + 2 * (4e6 + 1e6 + 3e7)));
+    // six ranks have the table that both ends share
+    const double before = c.memory[1], first = c.memory[0];
+    task_set_states(&t, &optimizers[0], DTYPE_FP32, 1);
+    const double divided = before + elements * (8 - 12 + 8.0 / 3) - 1e6 / 2 * 8.0 / 3;
+    assert_true(look_at(&t, &p, &c, ranks) && close_to(c.memory[1], divided));
+    // what 4 samples, or 2, send to the stage beside it and receive ahead; buffers
+    task_set_states(&t, &optimizers[optimizer_named("sgd")], DTYPE_FP32, 0);
+    m.boundary = 1e5;
+    for (int i = 0; i < PLAN_ROWS; i++) { m.buffers[i] = 5e6 + 1e6 * (1 << i); }
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.memory[0], first + 4 * 4e5 + 9e6) &&
+                close_to(c.memory[1], before + 2 * 3e5 + 7e6));
+    p.micro_batch = 12; // between two powers: 4 samples on each of 3 ranks, 12 on the first
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.memory[0], 12 * 1e7 / 4 + 12 * (1e7 + 4e5) + 17e6));
+    plan_model_free(&m);
+}
+// Where a plan of the run takes more than the search has counted, the search begins again, until
+// what it finds fits.
+static void count_more(const PlanTask *t, const StagePlan *p, const int *ranks, int depth,
+                       double *bytes) {
+    (void)ranks, (void)depth;
+    ++*(int *)t->run;
+    for (int s = 0; s < p->stages; s++) { bytes[s] *= 1.25; }
+}
+static void test_counted_memory(void **state) {
+    (void)state;
+    PlanModel m = small_model();
+    PlanTask t = task_of(&m, "2x2,intra=10,inter=1", 12);
+    Options o;
+    int counted = 0;
+    PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
+    memset(&o, 0, sizeof o);
+    o.pipeline = "auto";
+    t.device = t.memory = 3e8;
+    answer_find(a, &t, &o);
+    const double free_s = a->best.step_s;
+    assert_true(plan_most_memory(&a->best.plan, a->memory) > 3e8 / 1.25);
+    t.count = count_more;
+    t.run = &counted;
+    answer_find(a, &t, &o);
+    assert_true(counted > 1 && t.memory < t.device && a->best.step_s >= free_s);
+    assert_true(a->best.plan.stages && plan_most_memory(&a->best.plan, a->memory) <= 3e8);
+    t.device = t.memory = INFINITY;
+    answer_find(a, &t, &o);
+    assert_true(a->best.plan.stages && isinf(t.memory));
+    free(a);
     plan_model_free(&m);
 }
 // What a step of this program has besides: computing is disturbed by half of a message's time at
@@ -925,6 +972,7 @@ int main(void) {
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_counted_memory),
         cmocka_unit_test(test_own_costs),
         cmocka_unit_test(test_pass_seconds),
         cmocka_unit_test(test_unequal_speeds),
