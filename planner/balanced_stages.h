@@ -181,7 +181,8 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
                      pace = time + reduce * plan_summed_bytes(model, first, end, ranks->n);
         double bytes, value = least ? pace : time;
         if (pace > most || (least && pace >= s->value[at]) ||
-            plan_stage_memory(t, p, first, end, ranks->n, 0, t->memory, &bytes) < 1) {
+            (isfinite(t->memory) &&
+             plan_stage_memory(t, p, first, end, ranks->n, 0, t->memory, &bytes) < 1)) {
             return;
         }
         if (m > k) {
