@@ -212,15 +212,10 @@ static void configure(Job *j) {
 // call it.
 static void connect_ranks(Machine *m, const Plan *plan, Comm *comm, Stream *stream) {
     const StatePlan *s = &plan->store;
-    int64_t most = 0;
-    for (int i = 0; i < plan->model.storages; i++) {
-        most = max_i64(most, store_padded(gpt_storage_elements(&plan->model, i),
-                                          s->rows[i].owners->all.n, zero_grain(&s->policy)));
-    }
     CommTraffic traffic =
         executor_traffic(&plan->model, &plan->shape, &plan->pipeline.placement, comm->rank,
                          &plan->program, &plan->evaluation, cyclic_turns(&plan->cyclic));
-    transport_open(comm, stream, s->wire, most, s->exchange_bytes, &traffic);
+    transport_open(comm, stream, s->wire, store_most_elements(s), s->exchange_bytes, &traffic);
     free(traffic.peers);
     memcpy(m->taken, memory_taken, sizeof m->taken);
     m->world = process_group_of_all(m->ranks);

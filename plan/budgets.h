@@ -246,7 +246,6 @@ static inline void needs_add(Needs *needs, const Prediction *p) {
 static inline void check_budgets(const Options *o, const Needs *needs, Comm *comm) {
     const double device = most_of_ranks(comm, needs->device),
                  host = most_of_ranks(comm, needs->host);
-    const bool planned = o->plan || options_plans(o);
     const bool bare = option_size("device-memory", o->device_memory) < 0x1p20;
     char hint[240];
     snprintf(hint, sizeof hint, "%s%sthe smallest that fits is --device-memory %.0f%s",
@@ -254,7 +253,7 @@ static inline void check_budgets(const Options *o, const Needs *needs, Comm *com
              device,
              options_offloads(o) ? "; a smaller --micro-batch or --recompute block takes less"
                                  : " without --offload");
-    if (!planned && device > option_size("device-memory", o->device_memory)) {
+    if (device > option_size("device-memory", o->device_memory)) {
         die(EXIT_RESOURCES, hint,
             "a rank needs %.0f bytes of its device%s, --device-memory gives %s", device,
             options_offloads(o) ? " with as much on the host as may be" : "", o->device_memory);

@@ -27,6 +27,7 @@
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"
 #include "state/optimizer.h"
+#include "state/planned.h"
 #include "state/policy.h"
 
 // Computes what one sample takes in one unit: the activations, and the buffers for each further
@@ -276,6 +277,12 @@ static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan,
     Plan *p = plan_make(&c, &machine, run->spec);
     StageStores stages = stage_stores_make(p);
     plan_stages_bytes(p, &stages, bytes);
+    if (run->comm) { // messages have no buffers yet
+        const int64_t elements = store_most_elements(&p->store);
+        const size_t staging =
+            comm_staging_bytes(&run->comm->everyone, p->store.wire, elements, COMM_STAGING_BYTES);
+        for (int s = 0; s < plan->stages; s++) { bytes[s] += (double)staging; }
+    }
     stage_stores_free(&stages);
     plan_free(p);
     placement_free(&c.pipeline.placement);

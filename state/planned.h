@@ -607,6 +607,15 @@ static inline void store_predict(const StatePlan *s, size_t memory[MEMORY_KINDS]
     memory[MEMORY_BUFFERS] += sizeof(ExactSum) + EXCHANGES * s->exchange_bytes +
                               s->offload_buffers.slot_bytes + (size_t)matrices_bytes(&s->matrices);
 }
+// Returns the elements of the longest collective over a storage, with padding.
+static inline int64_t store_most_elements(const StatePlan *s) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        most = max_i64(most, store_padded(gpt_storage_elements(s->model, i),
+                                          s->rows[i].owners->all.n, zero_grain(&s->policy)));
+    }
+    return most;
+}
 // Returns the bytes of state_piece (host memory) that the store uses.
 static inline size_t store_scratch_bytes(const StatePlan *s) {
     int64_t longest = 0;
