@@ -149,14 +149,8 @@ def make_private(model, optimizer, case, mode):
         torch.utils.data.TensorDataset(torch.zeros(100 * case.B)), batch_size=case.B
     )  # it wants one, for its account
     made = PrivacyEngine().make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=data,
-        criterion=nn.CrossEntropyLoss(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        poisson_sampling=False,
-        grad_sample_mode=mode,
+        module=model, optimizer=optimizer, data_loader=data, criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=False, grad_sample_mode=mode,
     )
     return made[0], made[1], made[2] if "ghost" in mode else None
 
@@ -179,10 +173,7 @@ def train_private_peer(case, peer, log):
         dist.device_mesh.init_device_mesh("cpu", (case.ranks,))
         model = FSDP2Wrapper(model)
     optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=3e-4,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
+        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
         fused=peer in ("plain", "untied", "sharded"),
     )
     if peer in WITHOUT:
@@ -211,10 +202,8 @@ def train_peer(case, peer, log):
     model = GPT(case.shape.layers, case.shape.heads, case.shape.channels, case.shape.vocab)
     if "OMPI_COMM_WORLD_RANK" in os.environ:  # started by mpirun, whose first rank is on node0
         os.environ.update(
-            RANK=os.environ["OMPI_COMM_WORLD_RANK"],
-            WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"],
-            MASTER_ADDR="node0",
-            MASTER_PORT="29500",
+            RANK=os.environ["OMPI_COMM_WORLD_RANK"], WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"],
+            MASTER_ADDR="node0", MASTER_PORT="29500",
         )
     if case.ranks > 1:
         dist.init_process_group("gloo")
@@ -253,19 +242,19 @@ def threads(case):
 
 def our_command(program, shard, case, zero, log, flags):
     return words(
-        *(f"mpirun -np {case.ranks} --bind-to none", (program,), "--train", shard, "--val", shard),
+        f"mpirun -np {case.ranks} --bind-to none", (program,), "--train", shard, "--val", shard,
         f"--model {case.shape.model} --micro-batch {case.B} --seq-len {case.T} --zero {zero}",
         f"--batch-tokens {case.B * case.T * case.ranks} --steps {WARMUP + case.steps}",
         f"--val-every 0 --weight-decay 0.1 --grad-clip 0 --threads {threads(case)}",
-        *("--log", log, flags),
+        "--log", log, flags,
     )
 
 
 def peer_command(name, peer, case, log):
     together = f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks}"
     return words(
-        *((sys.executable,), together if case.ranks > 1 else "", Path(__file__)),
-        *("--peer", (peer,), "--cases", name, "--times", log),
+        (sys.executable,), together if case.ranks > 1 else "", Path(__file__),
+        "--peer", (peer,), "--cases", name, "--times", log,
     )
 
 

@@ -30,6 +30,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable
 
 import run_log
@@ -65,7 +66,7 @@ class Failed(Exception):
     """The script ends with this status and message; of_run is the exit status of the run that
     failed."""
 
-    def __init__(self, status, message, of_run=None):
+    def __init__(self, message, status=EXIT_INPUT, of_run=None):
         super().__init__(message)
         self.status, self.of_run = status, of_run
 
@@ -93,11 +94,7 @@ class Runner:
         )
         with open(output, "wb") as file:
             child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
                 start_new_session=True,
             )
         self.children.add(child)
@@ -139,16 +136,15 @@ def complete(runner, folder, command):
     command = [*command, "--log", str(log)]
     found = recorded(folder)
     if found and found != command:
-        raise Failed(EXIT_INPUT, f"{folder} holds another run: choose another --into, or remove it")
+        raise Failed(f"{folder} holds another run: choose another --into, or remove it")
     if found:
         return log, False
     folder.mkdir(parents=True, exist_ok=True)
     status = runner.run(command, output)
     if status:
         raise Failed(
-            EXIT_FAILED,
             f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})",
-            status,
+            EXIT_FAILED, status
         )
     new = folder / "run.tmp"
     new.write_text(json.dumps({"command": command}) + "\n")
@@ -190,11 +186,8 @@ def cluster(*parts):
 def no_cluster(*parts):
     """What this machine lacks for a cluster, empty where it lacks nothing."""
     check = subprocess.run(
-        [CLUSTER, *words("check --cpu 10", *parts)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+        [CLUSTER, *words("check --cpu 10", *parts)], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
     )
     return check.stdout.strip() or "no cluster" if check.returncode else ""
 
@@ -242,7 +235,7 @@ def read_shard(path):
     data = Path(path).read_bytes()
     size = struct.calcsize(SHARD)
     if len(data) < size or (len(data) - size) % 2:
-        raise Failed(EXIT_INPUT, f"{path}: no shard: run make data again")
+        raise Failed(f"{path}: no shard: run make data again")
     return struct.unpack_from(SHARD, data), array.array("H", data[size:])
 
 
@@ -353,12 +346,20 @@ def busy():
 # Runs
 
 
+def plans(**values):
+    """What --quick and --full differ in: name -> (value with --quick, with --full)."""
+    sizes = "quick", "full"
+    of = lambda at: {name: both[at] for name, both in values.items()}
+    return {size: SimpleNamespace(**of(at)) for at, size in enumerate(sizes)}
+
+
 class Bench:
     """What the parts of an experiment share: the plan (--quick or --full), runs that are made where
     they are not there yet, and what was measured."""
 
     def __init__(self, options, plans):
         self.plan, self.options, self.runner = plans[options.plan], options, Runner()
+        self.steps = getattr(options, "steps", None) or getattr(self.plan, "steps", None)
         self.into, self.program = options.into, (options.program,)
         self.found = {}  # measurements by name, which the claims are decided by
         self.repeats = {}  # name -> how many timings or seeds a measurement rests on; without: 1
@@ -395,9 +396,8 @@ class Bench:
             self.runner.progress.finished(group, str(words(*command)), quiet=True)
         if status not in allowed:
             raise Failed(
-                EXIT_FAILED,
                 f"{name}: exit status {status}: {last_words(output)} (all of it: {output})",
-                status,
+                EXIT_FAILED, status
             )
         return status, output.read_text(errors="replace")
 
@@ -412,9 +412,8 @@ class Bench:
         """What --dry-run says: (the object, ""), or (None, why nothing fits)."""
         file = name.replace(",", "").replace(" ", "_").replace("/", "_")
         status, text = self.ask(
-            *(f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags),
-            allowed=(0, EXIT_RESOURCES),
-            group=group,
+            f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags,
+            allowed=(0, EXIT_RESOURCES), group=group,
         )
         return (None, text) if status else (first_object(text), "")
 
@@ -436,10 +435,7 @@ class Bench:
         if not pyplot:
             return
         figure, panels = pyplot.subplots(
-            rows,
-            columns,
-            figsize=(size[0] * columns, size[1] * rows),
-            layout="constrained",
+            rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
             squeeze=False,
         )
         paint(panels if rows > 1 else panels[0])
@@ -473,7 +469,7 @@ def smallest_that_fits(text):
     """Bytes of the smallest device budget that a refusal names."""
     found = re.search(r"smallest that fits is --device-memory (\d+)", text)
     if not found:
-        raise Failed(EXIT_FAILED, f"no smallest budget in: {text.strip()[-300:]}")
+        raise Failed(f"no smallest budget in: {text.strip()[-300:]}", EXIT_FAILED)
     return int(found[1])
 
 
@@ -649,15 +645,14 @@ def documented(page=None):
     for line in itertools.takewhile(lambda line: line.startswith("|"), rows):
         row = re.fullmatch(r"\| ([A-Z]\d+) \|(?:[^|]+\|){3} \[([A-Z ]+)\]\([^()|]+\)[^|]*\|", line)
         if not row:
-            raise Failed(EXIT_INPUT, f"{page}: no row of its table of claims: {line[:60]} ...")
+            raise Failed(f"{page}: no row of its table of claims: {line[:60]} ...")
         found[row[1]] = row[2]
     count = collections.Counter(found.values())
     said = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
     if f"{len(found)} claims: {said}." not in " ".join(text.split()):
         raise Failed(
-            EXIT_INPUT,
             f"{page}: its table has {len(found)} claims: {said or 'none'}; its text does not"
-            " say that",
+            " say that"
         )
     return found
 
@@ -705,6 +700,16 @@ class Paper:
 
     def page_name(self):
         return str((self.page or RESULTS).relative_to(SCRIPTS.parent))
+
+
+def on_cluster_only(title, part):
+    """A part that is left out where there is no cluster."""
+
+    def run(bench):
+        missing = no_cluster()
+        return (f"{title}: left out: {missing}\n\n", []) if missing else part(bench)
+
+    return run
 
 
 def options_of(paper, given):
@@ -761,7 +766,7 @@ def reproduce(paper, options):
         known = documented(paper.page)
         missing = [claim.number for claim in paper.claims if claim.number not in known]
         if missing:
-            raise Failed(EXIT_INPUT, f"{paper.page_name()}: no row of {', '.join(missing)}")
+            raise Failed(f"{paper.page_name()}: no row of {', '.join(missing)}")
         disturbed = busy()
         bench = paper.bench(options, paper.plans)
         text = do_parts(paper, bench)
@@ -789,9 +794,7 @@ def run_script(name, into, work):
     try:
         held = hold_folder(into)
         if not held:
-            raise Failed(
-                EXIT_INPUT, f"another script works in {into}: wait for it, or choose another --into"
-            )
+            raise Failed(f"another script works in {into}: wait for it, or choose another --into")
         if busy():
             print(f"{name}: {busy()}", file=sys.stderr)
         with held:

@@ -169,19 +169,16 @@ class Training:
         self.output, self.model = folder / "output.txt", folder / "model.bin"
         self.program, self.child = options.program, None
         self.command = words(
-            *(LAUNCH, "--restarts", restarts, "--ranks", options.ranks, "--continue --"),
-            *((options.program,), FLAGS, flags),
-            *("--out", self.out, "--log", self.log, "--export", self.model),
+            LAUNCH, "--restarts", restarts, "--ranks", options.ranks, "--continue --",
+            (options.program,), FLAGS, flags,
+            "--out", self.out, "--log", self.log, "--export", self.model,
         )
         self.out.mkdir(parents=True, exist_ok=True)
 
     def start(self):
         with open(self.output, "ab") as output:
             self.child = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )
 
@@ -500,7 +497,7 @@ def experiment(options):
     options.kinds = without_disk(options)
     train, val = (f"{options.data}_{part}_*.bin" for part in ("train", "val"))
     flags = words(
-        *("--train", (train,), "--val", (val,), "--batch-tokens", 128 * max(8, options.ranks)),
+        "--train", (train,), "--val", (val,), "--batch-tokens", 128 * max(8, options.ranks),
         f"--seed {options.seed} --watchdog {WATCHDOG}",
     )
     step, checkpoint = calibrate(options, flags)
@@ -532,8 +529,7 @@ def arguments():
         return chosen
 
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="long_run.sh [option ...]",
     )
     parser.add_argument("--minutes", type=float, default=30)

@@ -41,16 +41,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is isolated
 
 from regular_files import one_line, read_regular
-from run_log import (
-    AXES,
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    BadLog,
-    is_number,
-    load_all,
-    smoothed,
-    title,
-)
+from run_log import AXES, EXIT_INPUT, EXIT_RESOURCES, BadLog, is_number, load_all, smoothed, title
 
 TRACE_MOST = 1e9  # seconds, ranks, micro-batches of a trace
 SYNONYMS = {"seconds": "time"}
@@ -102,14 +93,8 @@ def draw_losses(axes, runs, axis, smooth):
         places, losses = run.points(run.val, axis)
         places = [place / LONG.get(unit, 1) for place in places]
         axes.plot(
-            places,
-            losses,
-            color=color,
-            linestyle="none",
-            marker="o",
-            markersize=6,
-            markeredgecolor="black",
-            zorder=3,
+            places, losses, color=color, linestyle="none", marker="o", markersize=6,
+            markeredgecolor="black", zorder=3,
         )
         axes.plot([], [], color=color, linewidth=1.5, label=run.legend())
     if any(run.train for run in runs):
@@ -142,8 +127,7 @@ def draw_bars(axes, runs, panel):
         bottom = [a + b for a, b in zip(bottom, heights)]
     axes.set(ylabel=BARS[panel])
     axes.set_xticks(
-        range(len(found)),
-        [f"{label}\n{when}" for label, when, _ in found],
+        range(len(found)), [f"{label}\n{when}" for label, when, _ in found],
         rotation=0 if len(found) < 7 else 90,
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -176,10 +160,7 @@ def read_cells(path):
         ]
         found = [
             (
-                event["pid"],
-                event["ts"] / 1e6,
-                event["dur"] / 1e6,
-                event["name"].split()[0],
+                event["pid"], event["ts"] / 1e6, event["dur"] / 1e6, event["name"].split()[0],
                 event["args"]["micro_batch"],
             )
             for event in actions
@@ -228,22 +209,15 @@ def draw_schedule(pyplot, cells, out):
     for rank, row in cells.items():
         for letter, micro, begin, end in row:
             axes.barh(
-                rank,
-                1000 * (end - begin),
-                left=1000 * begin,
-                height=0.8,
-                color=COLORS[letter],
-                edgecolor="black",
-                linewidth=0.4,
+                rank, 1000 * (end - begin), left=1000 * begin, height=0.8, color=COLORS[letter],
+                edgecolor="black", linewidth=0.4,
             )
             if micro >= 0 and end - begin > 0.012 * span:
                 axes.text(
                     500 * (begin + end), rank, str(micro), ha="center", va="center", fontsize=7
                 )
     axes.set(
-        xlabel="ms",
-        yticks=list(cells),
-        yticklabels=[f"rank {rank}" for rank in cells],
+        xlabel="ms", yticks=list(cells), yticklabels=[f"rank {rank}" for rank in cells],
         xlim=(0, 1000 * span),
     )
     axes.invert_yaxis()
@@ -254,10 +228,7 @@ def draw_schedule(pyplot, cells, out):
             for letter in COLORS
             if letter in letters
         ],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=4,
-        frameon=False,
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False,
     )
     figure.savefig(out, dpi=150)
     print(one_line(out))
@@ -285,10 +256,7 @@ def main():
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a schedule instead of logs")
     parser.add_argument(
-        "--x",
-        choices=AXES,
-        type=lambda word: SYNONYMS.get(word, word),
-        default="steps",
+        "--x", choices=AXES, type=lambda word: SYNONYMS.get(word, word), default="steps",
         help="what losses are drawn against (default steps)",
     )
     parser.add_argument(
@@ -296,15 +264,11 @@ def main():
     )
     parser.add_argument("--title", help="default: what the logs have in common")
     parser.add_argument(
-        "--panel",
-        choices=["loss", *BARS],
-        action="append",
+        "--panel", choices=["loss", *BARS], action="append",
         help="may be given several times (default loss)",
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.png",
+        "--out", type=Path, metavar="FILE.png",
         help="default: the first log's or the trace's name, with .png",
     )
     options = parser.parse_args()

@@ -135,10 +135,8 @@ def way_of(flags):
     if number(flags, "zero"):
         ways.append(f"ZeRO stage {flags['zero']:g}")
     for flag, name, off in (
-        ("pipeline", "pipeline", "1"),
-        ("cyclic", "cyclic data parallelism", "off"),
-        ("share", "shared blocks:", "none"),
-        ("offload", "offload", "none"),
+        ("pipeline", "pipeline", "1"), ("cyclic", "cyclic data parallelism", "off"),
+        ("share", "shared blocks:", "none"), ("offload", "offload", "none"),
     ):
         if str(flags.get(flag, off)) not in (off, "auto"):
             ways.append(f"{name} {plain(flags[flag])}")
@@ -315,8 +313,7 @@ def add_rates(page):
     page.heading("Learning rate, norm, speed")
     shown = []
     for name, title in (
-        ("lr", "learning rate"),
-        ("grad_norm", "norm of the gradient"),
+        ("lr", "learning rate"), ("grad_norm", "norm of the gradient"),
         ("tokens_per_s", "tokens/s"),
     ):
         traces = []
@@ -623,15 +620,12 @@ def document(page, title):
     policy += "; style-src 'unsafe-inline'; img-src data:"
     return "\n".join(
         [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
+            "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            *page.parts,
-            f'<script type="application/json" id="figures">{figures}</script>',
-            code,
+            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>", *page.parts,
+            f'<script type="application/json" id="figures">{figures}</script>', code,
             "<noscript><p>JavaScript, which draws the figures, is off.</p></noscript>",
             "</body></html>\n",
         ]

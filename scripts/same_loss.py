@@ -74,18 +74,18 @@ class Refused(Exception):
 
 # Flags that choose a layout, and change nothing of what is computed.
 LAYOUT_FLAGS = {
-    *("zero", "zero-quantized-weights", "zero-hpz-partition-size", "zero-quantized-gradients"),
-    *("zero-quant-block", "zero-gradient-bits", "zero-error-feedback", "reduce-dtype"),
-    *("pipeline", "pipeline-schedule", "pipeline-warmup", "micro-batches", "micro-batch"),
-    *("recompute", "offload", "offload-update", "offload-dir", "device-memory", "host-memory"),
-    *("ranks-per-node", "cyclic-mode", "fit"),
+    "zero", "zero-quantized-weights", "zero-hpz-partition-size", "zero-quantized-gradients",
+    "zero-quant-block", "zero-gradient-bits", "zero-error-feedback", "reduce-dtype",
+    "pipeline", "pipeline-schedule", "pipeline-warmup", "micro-batches", "micro-batch",
+    "recompute", "offload", "offload-update", "offload-dir", "device-memory", "host-memory",
+    "ranks-per-node", "cyclic-mode", "fit",
 }
 QWZ = {"zero": "3", "zero-quantized-weights": "1"}
 # Flags about what is shown and kept.
 OUTPUT_FLAGS = {
-    *("out", "log", "log-every", "tensorboard", "config", "export", "trace", "profile-steps"),
-    *("val", "val-every", "val-batches", "hellaswag", "sample-every", "save-every", "keep"),
-    *("resume", "steps", "batch-tokens", "json", "watchdog"),
+    "out", "log", "log-every", "tensorboard", "config", "export", "trace", "profile-steps",
+    "val", "val-every", "val-batches", "hellaswag", "sample-every", "save-every", "keep",
+    "resume", "steps", "batch-tokens", "json", "watchdog",
 }
 
 # What a run is not to do, whatever FLAGS say; the last value of a flag counts.
@@ -375,12 +375,8 @@ class Task:
         environment = dict(ENVIRONMENT, OMPI_MCA_orte_tmpdir_base=str(folder))
         with open(folder / "said", "wb") as out:
             process = subprocess.Popen(
-                list(map(str, command)),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=out,
-                start_new_session=True,
+                list(map(str, command)), env=environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=out, start_new_session=True,
             )
         try:
             code = process.wait()
@@ -400,9 +396,7 @@ class Task:
 
     def train(self, ranks, flags, name):
         flags = {**self.flags, **flags, "steps": self.steps}
-        return self.launch(
-            ranks, words_of({n: v for n, v in flags.items() if v is not None}), name
-        )
+        return self.launch(ranks, words_of({n: v for n, v in flags.items() if v is not None}), name)
 
 
 def is_default(value, default):
@@ -873,9 +867,7 @@ def parse_arguments(words):
     parser.add_argument("--ranks", type=int, default=min(4, max(2, os.cpu_count() or 1)))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default {STEPS}")
     parser.add_argument(
-        "--only",
-        action="append",
-        metavar="TEXT",
+        "--only", action="append", metavar="TEXT",
         help="layouts with it in their name; may be given several times",
     )
     parser.add_argument("--factor", type=float, default=FACTOR, help=f"default {FACTOR}")

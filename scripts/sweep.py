@@ -57,17 +57,8 @@ GIVEN_BY_US = ("--out", "--log", "--resume")
 LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 STOPPED_EARLY = b"stopped at step "  # what train_gpt prints after a graceful stop
 COLUMNS = (
-    "run",
-    "state",
-    "steps",
-    "val loss",
-    "bits/byte",
-    "best val",
-    "at step",
-    "train loss",
-    "tokens/s",
-    "time (s)",
-    "message",
+    "run", "state", "steps", "val loss", "bits/byte", "best val", "at step", "train loss",
+    "tokens/s", "time (s)", "message",
 )
 
 
@@ -144,19 +135,9 @@ class Run:
 
     def command(self, program, restarts):
         return [
-            str(SCRIPTS / "launch.sh"),
-            "--restarts",
-            str(restarts),
-            "--ranks",
-            self.chosen.get("ranks", "1"),
-            "--continue",
-            "--",
-            program,
-            *self.flags,
-            "--out",
-            str(self.folder),
-            "--log",
-            str(self.log),
+            str(SCRIPTS / "launch.sh"), "--restarts", str(restarts), "--ranks",
+            self.chosen.get("ranks", "1"), "--continue", "--", program, *self.flags, "--out",
+            str(self.folder), "--log", str(self.log),
         ]
 
     def recorded(self):
@@ -252,18 +233,13 @@ class Sweep:
         slot = self.slots.get()
         run.write_record("stopped")  # what it is if we are killed
         command = [
-            "taskset",
-            "--cpu-list",
-            ",".join(map(str, slot)),
+            "taskset", "--cpu-list", ",".join(map(str, slot)),
             *run.command(self.options.program, self.options.restarts),
         ]
         with open(run.output, "ab+") as output:
             begin = output.seek(0, os.SEEK_END)
             child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )
             self.children.add(child)
@@ -399,8 +375,7 @@ def arguments():
         return int(text)
 
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="sweep.sh GRID [option ...]",
     )
     parser.add_argument("grid", type=Path, metavar="GRID")

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data_files import EXIT_INPUT, Failure
+from data_files import Failure
 from regular_files import open_regular
 from text_tokenizers import need_package
 
@@ -61,14 +61,14 @@ def open_input(path):
     try:
         return open_regular(path)
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}") from error
 
 
 def file_size(path):
     try:
         return path.stat().st_size
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}") from error
 
 
 def kind_of(path):
@@ -154,7 +154,7 @@ def named_failures(place):
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Failure(EXIT_INPUT, f"{place()}: cut off or damaged: {error}") from error
+        raise Failure(f"{place()}: cut off or damaged: {error}") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,9 +198,8 @@ class Document:
                 size += len(text)
                 if size > RECORD_MOST:
                     raise Failure(
-                        EXIT_INPUT,
                         f"{self.source}: longer than {RECORD_MOST} characters, and this tokenizer"
-                        " has tokens across words: it cannot be tokenized in pieces",
+                        " has tokens across words: it cannot be tokenized in pieces"
                     )
                 if not last:
                     continue
@@ -235,7 +234,7 @@ class Document:
             while left:
                 left, at = left - len(block), at + len(block)
                 if not block and self.end is not None:
-                    raise Failure(EXIT_INPUT, f"{self.path}: became shorter while it was read")
+                    raise Failure(f"{self.path}: became shorter while it was read")
                 following = file.read(min(left, BLOCK)) if left else b""
                 last = not left or (self.end is None and not following)
                 self.end = at if last else self.end
@@ -392,7 +391,7 @@ class LateDocument(Documents):
     def blocks(self):
         document = document_of(self.path)
         if document.unread:
-            raise Failure(EXIT_INPUT, f"{self.path}: no text, but {document.unread}")
+            raise Failure(f"{self.path}: no text, but {document.unread}")
         self.sides = {self.choose(document.digest): [document]}
         yield from super().blocks()
 
@@ -423,8 +422,7 @@ class Records:
                 if cut < len(self.separator):
                     if len(held) > RECORD_MOST:
                         raise Failure(
-                            EXIT_INPUT,
-                            f"{self.path}: record {first}: longer than {RECORD_MOST} bytes",
+                            f"{self.path}: record {first}: longer than {RECORD_MOST} bytes"
                         )
                     continue
                 block = bytes(held[:cut])
@@ -477,9 +475,7 @@ class Table:
                         held, size, first = [], 0, count + 1
         except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid: ValueError
             said = str(error).split("\n")[0][:200]
-            raise Failure(
-                EXIT_INPUT, f"{self.path}: record {count + 1}: cut off or damaged: {said}"
-            ) from error
+            raise Failure(f"{self.path}: record {count + 1}: cut off or damaged: {said}") from error
         if held:
             yield Block("texts", held, str(self.path), first, self.bytes)
 
@@ -487,13 +483,10 @@ class Table:
         index = schema.get_field_index(self.key)
         if index < 0:
             columns = ", ".join(schema.names[:20])
-            raise Failure(
-                EXIT_INPUT,
-                f"{self.path}: no column {self.key!r}: --text-key names one of {columns}",
-            )
+            raise Failure(f"{self.path}: no column {self.key!r}: --text-key names one of {columns}")
         kind = schema.field(index).type
         if not TEXT_KIND.fullmatch(str(stored_kind(kind))):
-            raise Failure(EXIT_INPUT, f"{self.path}: column {self.key!r} is {kind}, not text")
+            raise Failure(f"{self.path}: column {self.key!r} is {kind}, not text")
 
 
 # Arrow's names of the kinds of texts, and of bytes, which must be UTF-8.

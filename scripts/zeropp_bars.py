@@ -89,9 +89,9 @@ def step_seconds(shape, nodes, row, length, method, overlap, fitted):
     rates = ",".join(f"{name}={value:.12g}" for name, value in rates.items())
     model = f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels}"
     return published_runs.dry_run(
-        *("--cluster", f"{nodes}x{GPUS},{rates}", "--model", f"{model},vocab={VOCAB}"),
-        *("--seq-len", length, "--micro-batch", row.tokens // length, "--dtype", "bf16"),
-        *("--recompute", "block", "--zero", 3, *(ZEROPP if method else ())),
+        "--cluster", f"{nodes}x{GPUS},{rates}", "--model", f"{model},vocab={VOCAB}",
+        "--seq-len", length, "--micro-batch", row.tokens // length, "--dtype", "bf16",
+        "--recompute", "block", "--zero", 3, *(ZEROPP if method else ()),
     )
 
 
@@ -155,11 +155,8 @@ def draw(bars, path):
         for at, (method, whose) in enumerate(itertools.product((0, 1), ("published", "predicted"))):
             axes.bar(
                 [place + 0.2 * (at - 1.5) for place in range(len(BARS[row]))],
-                [bars[row, model, method][at % 2] for model in BARS[row]],
-                0.2,
-                color=f"C{method}",
-                alpha=1 if at % 2 else 0.5,
-                label=f"{METHODS[method]}, {whose}",
+                [bars[row, model, method][at % 2] for model in BARS[row]], 0.2, color=f"C{method}",
+                alpha=1 if at % 2 else 0.5, label=f"{METHODS[method]}, {whose}",
             )
         axes.set_xticks(range(len(BARS[row])), list(BARS[row]))
         axes.set_title(f"{row.links} x 100 Gbit/s a node, {row.tokens} tokens a GPU")

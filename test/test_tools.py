@@ -2378,7 +2378,7 @@ class Offload(Reproduces):
         self.assertNotIn("all or nothing: all", text)
         self.assertIn("| 128M | 15 blocks | 31 blocks | 31 blocks |", text)
         self.assertIn("fits: 50 %; smallest", text)
-        self.assertRegex(text, r"\n *\d+/\d+ .* left  budgets/4096_fits_round0")
+        self.assertRegex(text, r"(?m)^ *\d+/\d+ .* left  budgets/4096_fits_round0")
         done, of = re.findall(r"(?m)^ *(\d+)/(\d+) ", text)[-1]
         self.assertEqual(done, of, "in the end nothing is left")
         self.assertEqual(self.verdicts(text), {"M4": "NOT MET"})

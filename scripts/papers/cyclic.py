@@ -51,8 +51,9 @@ from dataclasses import dataclass
 
 from experiment import (
     COUNTED, EXIT_FAILED, MIB, SCRIPTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper,
-    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, percent, processes,
-    read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs, words,
+    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, on_cluster_only,
+    percent, plans, processes, read_shard, run_name, sent_bytes, span, spread, step_ms, tuned,
+    tuned_runs, words,
 )  # fmt: skip
 
 PEERS = SCRIPTS.parent / ".venv-peers"
@@ -72,72 +73,33 @@ BALANCE = 3.0  # c = F + B
 TRAFFIC_LINKS = {"c = F + B": BALANCE, "c = (F + B) / 4": BALANCE / 4}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    memory_cuts: tuple  # values of N
-    cluster_steps: int  # of a run there, the first WARMUP of which are not looked at
-    loads: tuple  # values of c
-    rounds: int  # of all loads and rules, in turns
-    cuts: tuple  # values of N for quality
-    tuning_seeds: tuple  # choose the learning rate
-    seeds: tuple  # run at the chosen rate, and are told
-    text_steps: int
-    text_rates: dict  # learning rates by optimizer
-    setting_share: float  # of the steps of SETTINGS
-    image_steps: int
-    image_rates: dict
-    cause_steps: int
-    cause_rates: tuple
-    cause_seeds: tuple
-
-
-PLANS = {
-    "quick": Plan(
-        memory_cuts=(8,),
-        cluster_steps=WARMUP + 8,
-        loads=(UNLIMITED, BALANCE),
-        rounds=1,
-        cuts=(4,),
-        tuning_seeds=(1,),
-        seeds=(1,),
-        text_steps=1000,
-        text_rates={"adamw": ("2e-3", "4e-3")},
-        setting_share=0.05,
-        image_steps=1500,
-        image_rates={"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
-        cause_steps=400,
-        cause_rates=("4e-3",),
-        cause_seeds=(1,),
+PLANS = plans(
+    memory_cuts=((8,), (2, 4, 8)),  # values of N
+    cluster_steps=(WARMUP + 8, WARMUP + 20),  # of a run, the first WARMUP of which do not count
+    loads=((UNLIMITED, BALANCE), (UNLIMITED, 1, 2, BALANCE, 4.5, 6)),  # values of c
+    rounds=(1, 3),  # of all loads and rules, in turns
+    cuts=((4,), (2, 4)),  # values of N for quality
+    tuning_seeds=((1,), (1, 2)),  # choose the learning rate
+    seeds=((1,), (3, 4, 5, 6, 7)),  # run at the chosen rate, and are told
+    text_steps=(1000, 12000),
+    text_rates=(  # learning rates by optimizer
+        {"adamw": ("2e-3", "4e-3")},
+        {"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
     ),
-    "full": Plan(
-        memory_cuts=(2, 4, 8),
-        cluster_steps=WARMUP + 20,
-        loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6),
-        rounds=3,
-        cuts=(2, 4),
-        tuning_seeds=(1, 2),
-        seeds=(3, 4, 5, 6, 7),
-        text_steps=12000,
-        text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
-        setting_share=1,
-        image_steps=8000,
-        image_rates={
-            "adamw": ("1.25e-3", "2.5e-3", "5e-3"),
-            "sgd": ("1e-2", "3e-2", "1e-1", "3e-1"),
-        },
-        cause_steps=3000,
-        cause_rates=("2e-3", "4e-3", "8e-3"),
-        cause_seeds=(1, 2),
+    setting_share=(0.05, 1),  # of the steps of SETTINGS
+    image_steps=(1500, 8000),
+    image_rates=(
+        {"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
+        {"adamw": ("1.25e-3", "2.5e-3", "5e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
     ),
-}
+    cause_steps=(400, 3000),
+    cause_rates=(("4e-3",), ("2e-3", "4e-3", "8e-3")),
+    cause_seeds=((1,), (1, 2)),
+)
 
 
 def train(bench, data, rule, *flags):
-    return words(
-        *(bench.program, data_flags(data), "--threads 1 --grad-clip 0", *flags, RULES[rule])
-    )
+    return words(bench.program, data_flags(data), "--threads 1 --grad-clip 0", *flags, RULES[rule])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -196,8 +158,7 @@ def memory_run(bench, rule, N):
     flags = (
         f"--model layers={2 * N - 2},heads={HEADS},channels={C},vocab=256 --seq-len {T}",
         f"--micro-batch {micro} --batch-tokens {SAMPLES * T} {cut}",
-        "--steps 6 --val-every 0 --profile-steps 5:5 --trace",
-        trace,
+        "--steps 6 --val-every 0 --profile-steps 5:5 --trace", trace,
     )
     log = bench.run(name, train(bench, TEXT, rule, *flags))
     counted = last(log, "end")["memory"]["measured"]["activations"]
@@ -206,7 +167,7 @@ def memory_run(bench, rule, N):
     places = [1 if rule == DP else N - unit // 2 for unit in range(2 * N)]
     if sum(size * count for size, count in zip(sizes, places)) != counted:
         raise Failed(
-            EXIT_FAILED, f"{name}: {counted} bytes of activations are not those of docs/memory.md"
+            f"{name}: {counted} bytes of activations are not those of docs/memory.md", EXIT_FAILED
         )
     return counted, live_bytes(json.loads(trace.read_text()), sizes)
 
@@ -239,8 +200,7 @@ def memory(bench):
     return "", [
         [
             f"{rule}: peak of activations over DP's, N={N}, one rank",
-            f"(N+1)/2N = {(N + 1) / 2 / N:.4f}",
-            f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
+            f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
             "allocated bytes; stages of two units, the embedding and head are lighter than blocks",
         ]
         for (N, rule), ratio in ratios.items()
@@ -346,7 +306,7 @@ def cluster_run(bench, name, flags, rate, watch=None, more=""):
     """The log. watch: looks at the run, unless it is there already."""
     cut = CUT if "--cyclic" in flags else ""
     command = words(
-        *(on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut)),
+        on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut),
         f"--steps {bench.plan.cluster_steps} --val-every 0",
     )
     if watch is None or (bench.into / name / "run.json").exists():
@@ -373,16 +333,6 @@ def forward_seconds(bench):
 
 def pulses(bench, seconds):
     return Pulses(bench.cluster_name, bench.program[0], seconds)
-
-
-def on_cluster_only(title, part):
-    """A part that is left out where there is no cluster."""
-
-    def run(bench):
-        missing = no_cluster()
-        return (f"{title}: left out: {missing}\n\n", []) if missing else part(bench)
-
-    return run
 
 
 # --------------------------------------------------------------------------------------------------
@@ -435,9 +385,8 @@ def traffic_found(bench, link, rule):
     begins = steps_of(samples, seconds)
     if len(begins) < 2:
         raise Failed(
-            EXIT_FAILED,
             f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder"
-            " and run again on a machine with less to do",
+            " and run again on a machine with less to do", EXIT_FAILED
         )
     return seconds, [
         [bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)
@@ -475,8 +424,7 @@ def traffic(bench):
         [
             f"{rule}: share of a link's bytes in the busiest tenth of a step, {link} (DP"
             f" {means[link, DP]:.2f})",
-            "balanced: 0.10",
-            f"{means[link, rule]:.2f}",
+            "balanced: 0.10", f"{means[link, rule]:.2f}",
             "messages are as long as a storage, and a link carries one at its full rate",
         ]
         for link, rule in found
@@ -526,7 +474,7 @@ def pytorch_speed(bench):
     if not (PEERS / "installed").exists():
         return {}
     command = words(
-        *("env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python"),
+        "env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python",
         "scripts/bench_peers.py --peer eager --cases cyclic",
     )
     return {
@@ -557,8 +505,7 @@ def speed(bench):
     lines = [
         [
             f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited",
-            f"{ideal(c)[0] / ideal(c)[1]:.2f}x",
-            *cells(at(c)),
+            f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(at(c)),
             f"{pytorch[c]:.0f}" if pytorch else "not installed",
         ]
         for c in loads
@@ -585,22 +532,17 @@ def speed(bench):
 
     return markdown(header, lines), [
         [
-            "speed against overlapped DP at c = F + B (goal 1.2x)",
-            "no times; ideal 1.33x",
+            "speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x",
             told(at(BALANCE)),
             "DP here hides messages behind the backward pass; CDP's depend on each other, from"
             " rank to rank",
         ],
         [
-            "the same, unlimited link (goal 0.98x)",
-            "ideal 1.00x",
-            told(at(UNLIMITED)),
+            "the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(at(UNLIMITED)),
             "messages take the processor's time",
         ],
         [
-            "the same, ranks that stop now and then, unlimited link (mean step)",
-            "",
-            told(jitter),
+            "the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter),
             "DP waits for the slowest rank in every step, CDP for a neighbour",
         ],
     ]
@@ -641,8 +583,7 @@ SETTINGS = {
     ),
     "images, AdamW": Setting("images", "adamw", 6000, ("2e-3", "4e-3", "8e-3"), "--beta2 0.99"),
     "text, SGD with Nesterov momentum": Setting(
-        *("text", "sgd", 24000, ("1e-2", "3e-2", "6e-2")),
-        f"--momentum 0.9 --nesterov 1 {SHORT_TEXT}",
+        "text", "sgd", 24000, ("1e-2", "3e-2", "6e-2"), f"--momentum 0.9 --nesterov 1 {SHORT_TEXT}",
     ),
 }
 
@@ -688,7 +629,7 @@ def candidates(rules, cuts, optimizer, setting=""):
 def training(bench, data, steps, model, validation, one, rate, seed):
     decay = 0.1 if one.optimizer == "adamw" else 0
     return train(
-        *(bench, data, DP, model, f"--steps {steps} --lr {rate} --warmup {steps // 10}"),
+        bench, data, DP, model, f"--steps {steps} --lr {rate} --warmup {steps // 10}",
         f"--weight-decay {decay} --val-every {steps} --val-batches {validation} --seed {seed}",
         one.flags(),
     )
@@ -711,9 +652,7 @@ class Score:
 
 LOSS = Score(final_loss, min, "{:.4f}".format, "{:+.4f}".format)
 LABELS = Score(
-    lambda log: last(log, "val")["label_accuracy"],
-    max,
-    lambda share: f"{100 * share:.1f}",
+    lambda log: last(log, "val")["label_accuracy"], max, lambda share: f"{100 * share:.1f}",
     lambda difference: f"{100 * difference:+.1f}",
 )
 
@@ -722,15 +661,15 @@ def quality_table(title, found, score):
     """Of candidates of one or several optimizers."""
     rows = [
         [
-            *(str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items())),
-            *(result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean)),
+            str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items()),
+            result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean),
             "" if one.rule == DP else score.against(result, found[one.base()]),
         ]
         for one, result in found.items()
     ]
     return markdown(
         [
-            *(title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean"),
+            title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean",
             "against DP by seed, 95 % interval",
         ],
         rows,
@@ -782,13 +721,13 @@ def quality(bench):
         one for optimizer in plan.text_rates for one in candidates(QUALITY, plan.cuts, optimizer)
     ]
     found = tuned(
-        *(bench, "quality", every, plan.text_rates),
+        bench, "quality", every, plan.text_rates,
         lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
     )
     draw_quality(bench, "quality", found, "validation loss")
     return quality_table(f"text, {steps} steps of 64 bytes, validation loss", found, LOSS), (
         quality_lines(
-            *(bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS),
+            bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS,
             "a small GPT, many small steps (docs/results/cyclic.md)",
         )
     )
@@ -868,15 +807,14 @@ def images(bench):
         for one in candidates(QUALITY, (IMAGE_CUT,), optimizer)
     ]
     found = tuned(
-        *(bench, "images", every, plan.image_rates),
-        lambda *job: training(bench, prefix, steps, model, -1, *job),
-        *(LABELS.of, LABELS.better),
+        bench, "images", every, plan.image_rates,
+        lambda *job: training(bench, prefix, steps, model, -1, *job), LABELS.of, LABELS.better,
     )
     draw_quality(bench, "images", found, "share of right labels")
     title = f"images of {pixels} pixels, {steps} steps of {SMALL_STEP}, right labels in %"
     return quality_table(title, found, LABELS), quality_lines(
-        *(bench, found, "right labels of held-out images, points of a percent,"),
-        *("CIFAR-10 and ImageNet: the same within noise", LABELS),
+        bench, found, "right labels of held-out images, points of a percent,",
+        "CIFAR-10 and ImageNet: the same within noise", LABELS,
         f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})",
     )
 
@@ -1027,14 +965,14 @@ CLAIMS = (
     # Stages of two units, of which the embedding and the head are lighter; within 2 %. At N = 8 the
     # least of the schedule is 1 / 1.15 of its peak, however long each action takes.
     Claim(
-        *("C1", "(N + 1) / 2N of the peak", ("memory",), COUNTED),
+        "C1", "(N + 1) / 2N of the peak", ("memory",), COUNTED,
         lambda found: f"{found[-1][1]:.4f} (N = {found[-1][0]}); peak over mean {found[-1][2]:.2f}",
         met=lambda found: found[-1][2] <= 1.15
         and all(ratio <= 1.02 * (N + 1) / 2 / N for N, ratio, _ in found),
         partly=lambda found: all(ratio < 1 for _, ratio, _ in found),
     ),
     Claim(
-        *("C2", "0.10 in the busiest tenth", ("busiest",), TIMED),
+        "C2", "0.10 in the busiest tenth", ("busiest",), TIMED,
         lambda shares: f"{span(shares_of(shares, dp=False).values())},"
         f" DP {span(shares_of(shares, dp=True).values())}",
         met=lambda shares: max(shares_of(shares, dp=False).values()) <= 0.12,
@@ -1045,23 +983,23 @@ CLAIMS = (
     ),
     # GPTs, not the paper's CNNs on CIFAR-10: in part at most.
     Claim(
-        *("C3", "no difference", ("delay",), SEEDS),
+        "C3", "no difference", ("delay",), SEEDS,
         lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
         partly=lambda found: any(equal for one, equal in found if one.rule == V2),
     ),
     # The bytes decide; the speed is told.
     Claim(
-        *("C6", "no broadcasts", ("collectives", "zero speed"), COUNTED),
+        "C6", "no broadcasts", ("collectives", "zero speed"), COUNTED,
         lambda bytes_, speed: f"{bytes_} bytes of collectives; {span(speed)}x as fast",
         met=lambda bytes_, speed: bytes_ == 0,
     ),
     # ResNet-50 and ViT are not there.
     Claim(
-        *("C7", "-30 %, -42 %", ("memory",), COUNTED),
+        "C7", "-30 %, -42 %", ("memory",), COUNTED,
         lambda found: f"GPT: {percent(found[-1][1])}",
     ),
     Claim(
-        *("C8", "1.33x ideal", ("speed",), TIMED),
+        "C8", "1.33x ideal", ("speed",), TIMED,
         lambda speed: ", ".join(f"{ratio:.2f}x" for ratio in speed.values())
         + " (v1, v2, slack 1)",
         met=lambda speed: speed[V1] >= 1.2 and speed[V2] >= 1.1,

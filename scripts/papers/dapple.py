@@ -31,13 +31,12 @@ figure11.png, figure12.png, real.png. `make data` makes what real runs train on.
 import glob
 import json
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 
 import experiment
 from experiment import (
-    COUNTED, EXIT_INPUT, EXIT_RESOURCES, MIB, SCRIPTS, SIMULATED, TEXT, TIMED, Claim, Failed, Paper,
-    cluster, first_object, last, largest, markdown, no_cluster, percent, simulated, span, step_ms,
+    COUNTED, EXIT_RESOURCES, MIB, SCRIPTS, SIMULATED, TEXT, TIMED, Claim, Failed, Paper, cluster,
+    first_object, last, largest, markdown, no_cluster, percent, plans, simulated, span, step_ms,
 )  # fmt: skip
 from papers import dapple_planners
 
@@ -52,20 +51,16 @@ CLUSTERS = {"A": "2x8,intra=25,inter=3", "B": "16x1,inter=3", "C": "16x1,inter=1
 TABLE4 = {
     "vgg-19": (2048, 1, {"A": ("DP", 14.62), "B": ("DP", 14.62), "C": ("22:15,4:1", 9.04)}),
     "gnmt-16": (
-        *(1024, 1),
-        {"A": ("39:8,57:8", 10.14), "B": ("39:8,57:8", 5.25), "C": ("straight", 4.31)},
+        1024, 1, {"A": ("39:8,57:8", 10.14), "B": ("39:8,57:8", 5.25), "C": ("straight", 4.31)},
     ),
     "bert-48": (
-        *(64, 1),
-        {"A": ("27:8,26:8", 14.05), "B": ("straight", 12.49), "C": ("straight", 12.49)},
+        64, 1, {"A": ("27:8,26:8", 14.05), "B": ("straight", 12.49), "C": ("straight", 12.49)},
     ),
     "xlnet-36": (
-        *(128, 1),
-        {"A": ("24:8,19:8", 14.85), "B": ("24:8,19:8", 10.79), "C": ("straight", 10.72)},
+        128, 1, {"A": ("24:8,19:8", 14.85), "B": ("24:8,19:8", 10.79), "C": ("straight", 10.72)},
     ),
     "amoebanet-36": (
-        *(128, 8),
-        {"A": ("31:8,13:8", 11.9), "B": ("33:11,11:5", 8.1), "C": ("33:11,11:5", 4.4)},
+        128, 8, {"A": ("31:8,13:8", 11.9), "B": ("33:11,11:5", 8.1), "C": ("33:11,11:5", 4.4)},
     ),
 }
 TABLE3 = {
@@ -144,8 +139,7 @@ PLANS4 = {
     "auto": ("--pipeline auto", 32),
     **{
         f"data parallel {spec}" if spec == "8:4" else spec: (
-            f"--pipeline {spec} --micro-batch {batch}",
-            32,
+            f"--pipeline {spec} --micro-batch {batch}", 32,
         )
         for spec, batch in SPECS4.items()
     },
@@ -175,21 +169,13 @@ TABLE5_RUNS = {
 TABLE5_PAPER = {"GPipe, M=2": ("1.60", "0.88"), "GPipe, M=16": ("", "")}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    figure11: tuple  # samples of a step; none: all of the figure
-    nodes: tuple  # of figure 12
-    plans4: dict
-    steps: int  # of a real run
-    table5_steps: int
-
-
-PLANS = {
-    "quick": Plan((128,), (2,), dict(list(PLANS4.items())[:4]), 4, 12),
-    "full": Plan((), (2, 4), PLANS4, 12, 30),
-}
+PLANS = plans(
+    figure11=((128,), ()),  # samples of a step; none: all of the figure
+    nodes=((2,), (2, 4)),  # of figure 12
+    plans4=(dict(list(PLANS4.items())[:4]), PLANS4),
+    steps=(4, 12),  # of a real run
+    table5_steps=(12, 30),
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -204,9 +190,8 @@ def ask(bench, name, model, where, samples, more="", profiles=None):
     """The answer of --plan, or None where nothing fits the memory."""
     profile = f"{profiles or bench.options.profiles}:{model}"
     status, text = bench.ask(
-        *(f"{name}.json", bench.program, "--plan --json --profile", (profile,), "--cluster", where),
-        f"--seq-len 1 --batch-tokens {samples} {more}",
-        allowed=(0, EXIT_RESOURCES),
+        f"{name}.json", bench.program, "--plan --json --profile", (profile,), "--cluster", where,
+        f"--seq-len 1 --batch-tokens {samples} {more}", allowed=(0, EXIT_RESOURCES),
         group=name.split("_")[0],
     )
     return None if status else first_object(text)
@@ -255,7 +240,7 @@ def by_warmup(bench, name, model, where, samples, stages, more=""):
     """The answers for a plan with each warm-up."""
     return {
         warmup: ask(
-            *(bench, f"{name}_{warmup}", model, where, samples),
+            bench, f"{name}_{warmup}", model, where, samples,
             f"{more} --pipeline {stages} --pipeline-warmup {warmup}",
         )
         for warmup in "ab"
@@ -279,28 +264,25 @@ def table4(bench):
             )
             whole = samples * profile.seconds(0, profile.units)
             chosen, _ = better_warmup(
-                *(bench, f"table4_{model}_{letter}_equations", model, where, samples),
-                *(dapple_planners.spec(plan),),
+                bench, f"table4_{model}_{letter}_equations", model, where, samples,
+                dapple_planners.spec(plan),
                 *(("",) if batch == 1 or len(plan) == 1 else (f"--micro-batch {batch}",)),
             )
             free = ask(bench, f"table4_{model}_{letter}", model, where, samples)
             alike.append(kind(shape(chosen)) == kind(paper))
             lines.append(
                 [
-                    *(f"{model}, {letter}", f"{paper.replace(',', ' ')}: {reached}"),
-                    *(f"{shape(chosen)}: {whole / seconds:.2f}", both(chosen, chosen)),
-                    *(both(free, free), both(data_parallel(free), free)),
+                    f"{model}, {letter}", f"{paper.replace(',', ' ')}: {reached}",
+                    f"{shape(chosen)}: {whole / seconds:.2f}", both(chosen, chosen),
+                    both(free, free), both(data_parallel(free), free),
                 ]
             )
     bench.tell("kinds", alike)
     return "## Table 4: plans for 16 GPUs, simulated\n\n" + markdown(
         [
-            "model, configuration",
-            "paper: plan and measured speed-up (figure 11)",
-            "equations 1 to 3: plan and speed-up",
-            "that plan simulated, whole samples",
-            "the search's plan, simulated",
-            "best data parallel, simulated",
+            "model, configuration", "paper: plan and measured speed-up (figure 11)",
+            "equations 1 to 3: plan and speed-up", "that plan simulated, whole samples",
+            "the search's plan, simulated", "best data parallel, simulated",
         ],
         lines,
     )
@@ -327,15 +309,13 @@ def table5(bench):
         more += f" --recompute {'block' if recompute else 'none'}"
         for M in (2, 3, 5, 8, 16):
             answer = ask(
-                *(bench, f"table5_{schedule}_{recompute}_{M}", "bert-48", "2x1,inter=3", 2 * M),
-                more,
+                bench, f"table5_{schedule}_{recompute}_{M}", "bert-48", "2x1,inter=3", 2 * M, more,
             )
             memory = sum(answer["predicted"]["memory"]) / 2e9
             ours[M] = 2 * M / step_of(answer) * 1000, memory
         lines += [
             [
-                f"{name}, M={M}: samples/s",
-                f"{paper:.2f}",
+                f"{name}, M={M}: samples/s", f"{paper:.2f}",
                 f"{ours[M][0]:.2f} ({ours[M][1]:.1f} GB a GPU)",
                 "no update in the profile; its activations are the layers' outputs only, so"
                 " memory is lower than measured",
@@ -469,10 +449,8 @@ def near_line(near):
     good = [model for model, ratio in near.items() if abs(ratio - 1) <= NEAR]
     rest = [f"{model} ({percent(near[model])})" for model in near if model not in good]
     return [
-        f"DAPPLE's plans on 2x8 within {100 * NEAR:.0f} % of the paper's speed-up",
-        "",
-        f"{', '.join(good) or 'none'}; not {', '.join(rest) or 'any'}",
-        VGG,
+        f"DAPPLE's plans on 2x8 within {100 * NEAR:.0f} % of the paper's speed-up", "",
+        f"{', '.join(good) or 'none'}; not {', '.join(rest) or 'any'}", VGG,
     ]
 
 
@@ -506,7 +484,7 @@ def table7(bench):
         def fits(layers):
             even = ",".join(f"{layers // stages + (s < layers % stages)}:1" for s in range(stages))
             return ask(
-                *(bench, f"table7_{stages}", "bert", f"1x{stages},intra=25", 64),
+                bench, f"table7_{stages}", "bert", f"1x{stages},intra=25", 64,
                 f"--pipeline {even} --pipeline-schedule dapple --micro-batch 2 --recompute block"
                 " --device-memory 16000000000",
                 profiles=bert_profile(bench, layers),
@@ -515,8 +493,7 @@ def table7(bench):
         found[stages] = most = largest(fits, stages, 2000)
         lines.append(
             [
-                f"largest BERT on {stages} GPUs of 16 GB, layers",
-                str(paper),
+                f"largest BERT on {stages} GPUs of 16 GB, layers", str(paper),
                 f"{most} ({(1 - fits(most)['predicted']['bubble']) * 100:.0f} % busy)",
                 "states at 16 bytes a parameter as in the paper; inner activations are unknown"
                 " to the profile, and no memory is lost to the framework",
@@ -575,7 +552,7 @@ def real_runs(bench, runs, steps, where=CLUSTER2, model=REAL):
     for name, (flags, samples) in runs.items():
         folder = f"{where.split()[0]}_{name}".replace(" ", "_").replace(",", "").replace(":", "-")
         log = bench.run(
-            *(f"real/{folder}", cluster(where), bench.program, model, flags),
+            f"real/{folder}", cluster(where), bench.program, model, flags,
             f"--batch-tokens {128 * samples} --steps {steps}",
             say=lambda log: f": {step_ms(log, 1):.1f} ms",
         )
@@ -586,8 +563,8 @@ def real_runs(bench, runs, steps, where=CLUSTER2, model=REAL):
 def real_table(runs):
     lines = [
         [
-            *(name, f"{run.ms:.1f}", f"{run.predicted:.1f} ({percent(run.predicted / run.ms)})"),
-            *(f"{1000 * run.samples / run.ms:.1f}", f"{100 * run.idle:.1f} %"),
+            name, f"{run.ms:.1f}", f"{run.predicted:.1f} ({percent(run.predicted / run.ms)})",
+            f"{1000 * run.samples / run.ms:.1f}", f"{100 * run.idle:.1f} %",
             *(f"{run.memory[kind] / MIB:.1f}" for kind in ("activations", "device")),
         ]
         for name, run in runs.items()
@@ -601,8 +578,7 @@ def against_gpipe(runs, why):
     with more."""
     (name, gpipe), (_, dapple) = list(runs.items())[:2]
     return [
-        f"DAPPLE M=16 over {name}, samples/s",
-        "1.6 (8.18 / 5.10)",
+        f"DAPPLE M=16 over {name}, samples/s", "1.6 (8.18 / 5.10)",
         f"measured: {gpipe.ms_a_sample() / dapple.ms_a_sample():.2f}",
         f"unequal batches, as in the paper; {why}",
     ]
@@ -632,13 +608,11 @@ def table5_pairs(bench):
     for name, (speed, memory) in TABLE5_PAPER.items():
         gpipe = runs[f"table 5, {name}"]
         ours = pairs[name] = (
-            gpipe.ms_a_sample() / dapple.ms_a_sample(),
-            dapple.mean_memory / gpipe.mean_memory,
+            gpipe.ms_a_sample() / dapple.ms_a_sample(), dapple.mean_memory / gpipe.mean_memory,
         )
         lines.append(
             [
-                f"DAPPLE, M=16 against {name}",
-                *(speed, f"{ours[0]:.2f}", memory, f"{ours[1]:.2f}"),
+                f"DAPPLE, M=16 against {name}", speed, f"{ours[0]:.2f}", memory, f"{ours[1]:.2f}",
                 " and ".join(f"{1000 / run.ms_a_sample():.1f}" for run in (dapple, gpipe)),
                 " and ".join(f"{run.mean_memory / MIB:.1f}" for run in (dapple, gpipe)),
             ]
@@ -687,14 +661,13 @@ def real(bench):
             "each update has sums over the slow link, as where the paper replicates stages",
         ),
         against_memory(
-            *("DAPPLE M=16 over GPipe, M=2, memory", "0.88 of all memory", dapple, gpipe),
+            "DAPPLE M=16 over GPipe, M=2, memory", "0.88 of all memory", dapple, gpipe,
             "a stage holds 2 micro-batches in both",
         ),
         against_memory(
-            *("DAPPLE over GPipe at M=16, memory", "", dapple, most),
-            "2 micro-batches instead of 16",
+            "DAPPLE over GPipe at M=16, memory", "", dapple, most, "2 micro-batches instead of 16",
         ),
-        *(on_two, on_four),
+        on_two, on_four,
     ]
     tables = [real_table({**schedules, **updates}), real_table(plans)]
     tables.append(real_table({**plans4, **updates4}))
@@ -738,26 +711,26 @@ def over_data_parallel(means, measured):
 CLAIMS = (
     # What is simulated at the paper's size shows a claim in part.
     Claim(
-        *("D1", "1.26x to 3.2x (figure 12)", ("planner",), SIMULATED),
+        "D1", "1.26x to 3.2x (figure 12)", ("planner",), SIMULATED,
         lambda ratios: span(ratios, "{:.2f}x"),
         partly=lambda ratios: min(ratios) > 1,
     ),
     # Both of one pairing: M=16 against GPipe's M=2, at the paper's ratios.
     Claim(
-        *("D2", "1.6x over GPipe", ("pairs",), TIMED),
+        "D2", "1.6x over GPipe", ("pairs",), TIMED,
         lambda pairs: f"{pairs['GPipe, M=2'][0]:.2f}x; {pairs['GPipe, M=16'][0]:.2f}x at equal M",
         met=lambda pairs: round(pairs["GPipe, M=2"][0], 2) >= 1.6,
         partly=lambda pairs: pairs["GPipe, M=2"][0] > 1,
     ),
     Claim(
-        *("D3", "0.88 of GPipe's memory", ("pairs",), COUNTED),
+        "D3", "0.88 of GPipe's memory", ("pairs",), COUNTED,
         lambda pairs: f"{pairs['GPipe, M=2'][1]:.2f}; {pairs['GPipe, M=16'][1]:.2f} at equal M",
         met=lambda pairs: round(pairs["GPipe, M=2"][1], 2) <= 0.88,
         partly=lambda pairs: min(pair[1] for pair in pairs.values()) <= 0.88,
     ),
     # Simulated, which no machine disturbs: as fast at equal M, and the memory falls.
     Claim(
-        *("D4", "no cost beside GPipe", ("table 5",), SIMULATED),
+        "D4", "no cost beside GPipe", ("table 5",), SIMULATED,
         lambda rows: f"{span(recomputed(rows)[0], '{:.3f}')} of GPipe's speed,"
         f" {recomputed(rows)[1]:.2f} of the memory",
         met=lambda rows: min(recomputed(rows)[0]) >= 0.97 and recomputed(rows)[1] < 1,
@@ -765,31 +738,31 @@ CLAIMS = (
     ),
     # ResNet-50 has no profile.
     Claim(
-        *("D5", "15 plans of table 4", ("kinds",), SIMULATED),
+        "D5", "15 plans of table 4", ("kinds",), SIMULATED,
         lambda alike: f"{sum(alike)} of {len(alike)} of the same kind",
         partly=any,
     ),
     # Measured on 2 and on 4 ranks. The simulation says nothing for the claim where its gain is not
     # the paper's: a larger one is another setting, in which data parallelism is slower.
     Claim(
-        *("D6", "1.71x, 1.37x, 1.79x"),
-        *(("over data parallel", "measured over data parallel"), TIMED),
+        "D6", "1.71x, 1.37x, 1.79x",
+        ("over data parallel", "measured over data parallel"), TIMED,
         over_data_parallel,
         partly=lambda means, measured: min(measured) > 1,
     ),
     Claim(
-        *("D7", "faster (figure 12)", ("search",), SIMULATED),
+        "D7", "faster (figure 12)", ("search",), SIMULATED,
         lambda ratios: span(ratios, "{:.2f}x"),
         partly=lambda ratios: min(ratios) >= 1 < max(ratios),
     ),
     Claim(
-        *("D8", "b over a: 1.0 to 1.31", ("b over a",), SIMULATED),
+        "D8", "b over a: 1.0 to 1.31", ("b over a",), SIMULATED,
         lambda pairs: ", ".join(f"{ours:.2f}" for _, ours in pairs),
         partly=lambda pairs: all(ours >= 1 for _, ours in pairs),
     ),
     # In proportion to the GPUs is a part of it.
     Claim(
-        *("D9", "48, 106, 215, 428 layers", ("layers",), SIMULATED),
+        "D9", "48, 106, 215, 428 layers", ("layers",), SIMULATED,
         lambda layers: ", ".join(map(str, layers.values())),
         partly=lambda layers: all(layers[n] >= 0.9 * n * layers[1] for n in layers),
     ),
@@ -798,7 +771,7 @@ CLAIMS = (
 
 def make_bench(options, plans):
     if not Path(options.profiles).exists():
-        raise Failed(EXIT_INPUT, f"{options.profiles} is not there")
+        raise Failed(f"{options.profiles} is not there")
     return experiment.Bench(options, plans)
 
 

@@ -246,9 +246,7 @@ def pipedream(model, cluster):
     """The plan: first for the GPUs of a node, then for the nodes, each with the batch of the
     profile. The stages of several nodes are replicated on each of them."""
     inner = Level(
-        model,
-        lambda first, end: model.batch * model.seconds(first, end),
-        cluster.of_node,
+        model, lambda first, end: model.batch * model.seconds(first, end), cluster.of_node,
         cluster.intra,
     )
     times = {}

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
-    folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span, spread, step_ms,
+    EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events, folder_name, largest, last,
+    local_ranks, markdown, plans, smallest_that_fits, span, spread, step_ms,
 )  # fmt: skip
 
 FITS, HALF = "fits", 0.55
@@ -43,34 +43,14 @@ UNTIMED = "--steps 1 --cluster 1x1,intra=10,inter=10,tflops=0.1,memory=10,link=1
 DATA = f"--train {TEXT}_train_*.bin"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    tokens: tuple  # of a step
-    shares: tuple  # of the states' bytes that do not lie on the device
-    timed_steps: int
-    budgets: tuple  # of the device, for the largest model
-    sizes: tuple  # of forecasts
-    rounds: int = 1  # of all runs, in turns
-
-
-PLANS = {
-    "quick": Plan(
-        tokens=(4096,),
-        shares=(0.25, 0.5),
-        timed_steps=WARMUP + 4,
-        budgets=("128M", "256M"),
-        sizes=("1T",),
-    ),
-    "full": Plan(
-        tokens=(4096, 16384, 65536),
-        shares=(0.25, 0.5, 0.75),
-        timed_steps=WARMUP + 3,
-        budgets=("64M", "128M", "256M", "512M", "1G"),
-        sizes=("1T", "10T"),
-    ),
-}
+PLANS = plans(
+    tokens=((4096,), (4096, 16384, 65536)),  # of a step
+    shares=((0.25, 0.5), (0.25, 0.5, 0.75)),  # of the states' bytes that are not on the device
+    timed_steps=(WARMUP + 4, WARMUP + 3),
+    budgets=(("128M", "256M"), ("64M", "128M", "256M", "512M", "1G")),  # for the largest model
+    sizes=(("1T",), ("1T", "10T")),  # of forecasts
+    rounds=(1, 1),  # of all runs, in turns
+)
 
 
 def model_flags(model=MODEL, tokens=LENGTH * MICRO):
@@ -92,10 +72,8 @@ class Bench(experiment.Bench):
     def accepts(self, offload):
         """Is this a value of --offload?"""
         status, _ = self.ask(
-            *(f"forecasts/accepts_{offload}.txt", self.program, "--dry-run", model_flags()),
-            *(UNTIMED, "--offload", offload),
-            allowed=range(256),
-            group="forecasts of settings",
+            f"forecasts/accepts_{offload}.txt", self.program, "--dry-run", model_flags(),
+            UNTIMED, "--offload", offload, allowed=range(256), group="forecasts of settings",
         )
         return status != EXIT_INPUT
 
@@ -131,7 +109,7 @@ def state_bytes(memory):
 def smallest_budget(bench, tokens, update):
     """Bytes of the device below which nothing runs, as the message says."""
     _, said = bench.forecast(
-        *(f"settings smallest {tokens} {update}", model_flags(tokens=tokens), UNTIMED),
+        f"settings smallest {tokens} {update}", model_flags(tokens=tokens), UNTIMED,
         f"--device-memory 1024 --offload-update {update}",
     )
     return smallest_that_fits(said)
@@ -163,9 +141,8 @@ def budget_runs(bench, tokens):
 
     def run(setting, round_):
         return bench.run(
-            folder_name(f"budgets/{tokens}_{setting}_round{round_}"),
-            *(bench.program, model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}"),
-            setting.flags,
+            folder_name(f"budgets/{tokens}_{setting}_round{round_}"), bench.program,
+            model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}", setting.flags,
         )
 
     return bench.in_turns(bench.plan.rounds, settings(bench, tokens), run)
@@ -206,9 +183,9 @@ class Row:
 
     def cells(self):
         return [
-            *(str(self.setting), f"{self.device / MIB:.1f}", f"{100 * self.share:.0f} %"),
+            str(self.setting), f"{self.device / MIB:.1f}", f"{100 * self.share:.0f} %",
             *(f"{self.moved[kind] / MIB:.1f}" for kind in ("bytes", "in", "out")),
-            *(self.ms.text("{:.0f}"), f"{self.ratio:.2f}x"),
+            self.ms.text("{:.0f}"), f"{self.ratio:.2f}x",
             "the same" if not self.apart else f"{self.apart:.1e} apart",
         ]
 
@@ -221,11 +198,10 @@ def budget_rows(tokens, found):
         end, ms = last(logs[0], "end"), spread(map(step_ms, logs))
         memory = end["memory"]["measured"]
         yield Row(
-            *(tokens, setting, memory["device"]),
+            tokens, setting, memory["device"],
             end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0},
-            *(ms, ms.median / base, 1 - state_bytes(memory) / states),
-            max(apart(log, fits[0]) for log in logs),
-            max(map(forecast_error, logs)),
+            ms, ms.median / base, 1 - state_bytes(memory) / states,
+            max(apart(log, fits[0]) for log in logs), max(map(forecast_error, logs)),
         )
 
 
@@ -252,33 +228,26 @@ def budgets(bench):
         [
             "step time with up to half of the states on the host, against the run that fits"
             " (goal 1.10)",
-            "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %",
-            told(half),
+            "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %", told(half),
             "a memory copy stands for the link here",
         ],
         [
-            "the smallest budget",
-            "all or nothing",
+            "the smallest budget", "all or nothing",
             told(row for row in rows if row.setting.label.startswith("smallest")),
             "the forecast names it",
         ],
         [
-            "all or nothing",
-            "DeepSpeed: 17.6 % of full speed",
-            told(row for row in rows if row.setting.offload),
-            "the same",
+            "all or nothing", "DeepSpeed: 17.6 % of full speed",
+            told(row for row in rows if row.setting.offload), "the same",
         ],
         [
-            "losses and norms with and without offload",
-            "silent errors in DeepSpeed",
+            "losses and norms with and without offload", "silent errors in DeepSpeed",
             f"largest relative difference {worst_loss:.1g}",
             "the processor's updates are one operation, wherever states lie",
         ],
         [
-            "forecast of device, host and moved bytes (goal 1 %)",
-            "none forecasts the host",
-            f"largest difference {100 * worst_forecast:.2g} %",
-            "",
+            "forecast of device, host and moved bytes (goal 1 %)", "none forecasts the host",
+            f"largest difference {100 * worst_forecast:.2g} %", "",
         ],
     ]
 
@@ -333,9 +302,7 @@ def largest_model(bench):
     ]
     least = bench.plan.budgets[0]
     model = model_flags(f"layers={found[least]['by the budget']},{SHAPE}")
-    log = bench.run(
-        f"largest/{least}", bench.program, model, f"--steps 2 --device-memory {least}"
-    )
+    log = bench.run(f"largest/{least}", bench.program, model, f"--steps 2 --device-memory {least}")
     device = last(log, "end")["memory"]["measured"]["device"]
     return markdown(["forecast, device budget", *WAYS], lines), [
         [
@@ -377,8 +344,8 @@ def utilisation(bench):
         name = folder_name(f"utilisation/{setting}")
         trace = bench.into / name / "trace.json"
         bench.run(
-            *(name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}"),
-            *(setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace),
+            name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}",
+            setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace,
         )
         found[setting] = busy_slices(json.loads(trace.read_text()))
 
@@ -440,9 +407,8 @@ def forecast(bench, size, share):
     moved = offload["in"] + offload["out"], predicted["traffic"]["total"]["inter"]
     days = TOKENS / (NODES * LOCAL * length) * seconds / 86400
     return [
-        *(*name, f"{found['parameters'] / 1e9:.1f}G"),
-        *(f"{bytes_ / GIB:.1f}" for bytes_ in (*places, *moved)),
-        *(f"{seconds:.0f}", f"{days:.0f}"),
+        *name, f"{found['parameters'] / 1e9:.1f}G",
+        *(f"{bytes_ / GIB:.1f}" for bytes_ in (*places, *moved)), f"{seconds:.0f}", f"{days:.0f}",
     ]
 
 
@@ -453,7 +419,7 @@ def ten_times(bench):
     states = state_bytes(alone["predicted"]["memory"])
     budget = states // (TIMES * RANKS)
     log = bench.run(
-        *("scale/ten_times", local_ranks(RANKS), bench.program, SMALL),
+        "scale/ten_times", local_ranks(RANKS), bench.program, SMALL,
         f"--steps 3 --threads 1 --device-memory {budget}",
     )
     return budget * RANKS, states, log
@@ -477,8 +443,7 @@ def scale(bench):
             " all of its parameters for each token",
         ],
         [
-            f"{RANKS} ranks, states {TIMES}x the device budgets",
-            "not reported",
+            f"{RANKS} ranks, states {TIMES}x the device budgets", "not reported",
             f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
             f" loss {last(log, 'step')['loss']:.4f} after 3 steps",
             "a small model of many blocks, so that two of them are little",
@@ -492,7 +457,7 @@ def scale(bench):
 CLAIMS = (
     # A memory copy stands for the link; no GPU.
     Claim(
-        *("M4", "high utilization", ("half away", "apart", "busy"), TIMED),
+        "M4", "high utilization", ("half away", "apart", "busy"), TIMED,
         lambda ratios, apart, busy: f"half away: {span(ratios)}x the time, {100 * busy:.0f} % busy",
         partly=lambda ratios, apart, busy: max(ratios) <= 1.25 and busy >= 0.8 and apart == 0,
     ),

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 import experiment
 from experiment import (
     EXIT_RESOURCES, TIMED, WARMUP, Claim, Paper, data_flags, folder_name, last, loss_curve,
-    markdown, no_cluster, percent, run_name, smallest_that_fits, span, spread, step_ms, tuned,
-    tuned_runs, value_at, words,
+    markdown, no_cluster, percent, plans, run_name, smallest_that_fits, span, spread, step_ms,
+    tuned, tuned_runs, value_at, words,
 )  # fmt: skip
 from papers import pseudo_seconds
 from papers.pseudo_seconds import RANKS, SLOW
@@ -46,51 +46,23 @@ SAMPLES = "--seq-len 32 --micro-batch 8 --batch-tokens 256 --final-lr-fraction 0
 GOAL = 0.6  # of the time of training from scratch
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    steps: int
-    # learning rates, of runs in which blocks share, of those that do not: large ones are not for
-    # both
-    rates: dict
-    switches: tuple  # shares of the steps in which blocks share
-    # --share -> learning rates of the two phases; what is left of the goal's time for real steps:
-    # below
-    budgets: dict
-    left: tuple  # steps that do not share, over those of training from scratch
-    seeds: tuple
-    timed_steps: int
-    rounds: int  # of timed runs, in turns
-
-    @property
-    def tuning_seeds(self):
-        """The first seed chooses the learning rate."""
-        return self.seeds[:1]
-
-
-PLANS = {
-    "quick": Plan(
-        steps=500,
-        rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")},
-        switches=(0.1, 0.5),
-        budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")},
-        left=(0.1,),
-        seeds=(1,),
-        timed_steps=WARMUP + 10,
-        rounds=1,
+PLANS = plans(
+    steps=(500, 3000),
+    rates=(  # by whether blocks share in the run: large ones are not for both
+        {True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")},
+        {True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3", "1.6e-2")},
     ),
-    "full": Plan(
-        steps=3000,
-        rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3", "1.6e-2")},
-        switches=(0.1, 0.25, 0.5),
-        budgets={share: ("4e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3") for share in ("2", "4")},
-        left=(0.1, 0.2),
-        seeds=(1, 2, 3),
-        timed_steps=WARMUP + 30,
-        rounds=3,
+    switches=((0.1, 0.5), (0.1, 0.25, 0.5)),  # shares of the steps in which blocks share
+    budgets=(  # --share -> learning rates of the two phases
+        {"4": ("1e-3/1e-3", "2e-3/1e-3")},
+        {share: ("4e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3") for share in ("2", "4")},
     ),
-}
+    left=((0.1,), (0.1, 0.2)),  # steps of budget that do not share, over those from scratch
+    tuning_seeds=((1,), (1,)),  # choose the learning rate
+    seeds=((1,), (1, 2, 3)),
+    timed_steps=(WARMUP + 10, WARMUP + 30),
+    rounds=(1, 3),  # of timed runs, in turns
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,6 @@ JOULES = "joules a step"
 class Bench(experiment.Bench):
     def __init__(self, options, plans):
         super().__init__(options, plans)
-        self.steps = options.steps or self.plan.steps
         self.seconds = pseudo_seconds.PLANS[options.plan]
         self.switches = [Candidate(share) for share in self.plan.switches]
         self.middle = self.switches[len(self.switches) // 2]
@@ -155,11 +126,10 @@ class Bench(experiment.Bench):
         steps = one.steps(self.steps)
         shared, real = rate.split("/") if "/" in rate else ("", rate)
         return words(
-            *(self.train(), f"--threads 1 --steps {steps} --lr {real}"),
+            self.train(), f"--threads 1 --steps {steps} --lr {real}",
             f"--share-lr {shared}" if shared else "",
             f"--lr-schedule {one.schedule} --warmup {steps // 10} --weight-decay 0.1",
-            f"--val-every {max(1, steps // 20)} --val-batches 40 --seed {seed}",
-            one.flags(steps),
+            f"--val-every {max(1, steps // 20)} --val-batches 40 --seed {seed}", one.flags(steps),
         )
 
     def best(self, part, every, rates):
@@ -171,9 +141,7 @@ class Bench(experiment.Bench):
         }
 
     def curve(self, part, one, rate, seed):
-        return loss_curve(
-            self.run(run_name(part, one, rate, seed), self.command(one, rate, seed))
-        )
+        return loss_curve(self.run(run_name(part, one, rate, seed), self.command(one, rate, seed)))
 
 
 def mean_curve(curves):
@@ -191,8 +159,8 @@ def quality_runs(bench):
 def loss_lines(bench, found, base, against="real from scratch"):
     rows = [
         [
-            *(str(one), its.rate, " ".join(f"{loss:.4f}" for loss in its.scores)),
-            *(f"{its.mean:.4f}", percent(its.mean / base, 2)),
+            str(one), its.rate, " ".join(f"{loss:.4f}" for loss in its.scores),
+            f"{its.mean:.4f}", percent(its.mean / base, 2),
         ]
         for one, (its, _) in found.items()
     ]
@@ -214,15 +182,12 @@ def quality(bench):
     return loss_lines(bench, found, means[REAL]), [
         [
             "loss at equal tokens, shared then real, against real from scratch",
-            "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring",
-            told,
+            "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring", told,
             f"a small GPT on bytes, {bench.steps} steps, final validation loss; {seeds}",
         ],
         [
-            "loss at equal tokens, always shared",
-            "ALBERT: clearly worse",
-            percent(means[SHARED] / means[REAL], 2),
-            "the same",
+            "loss at equal tokens, always shared", "ALBERT: clearly worse",
+            percent(means[SHARED] / means[REAL], 2), "the same",
         ],
     ]
 
@@ -269,9 +234,7 @@ def moments(bench):
     return loss_lines(bench, found, its.mean, "moments of the mean"), [
         [
             f"what copies begin with, against moments of the mean gradient ({bench.middle})",
-            "not reported",
-            told,
-            "final validation loss, at that one's learning rate",
+            "not reported", told, "final validation loss, at that one's learning rate",
         ]
     ]
 
@@ -283,7 +246,7 @@ def moments(bench):
 def timed(bench, name, share, place, more=""):
     """The log of a timed run; place: words for the cluster, None: this machine alone."""
     train = words(
-        *(bench.train(), "--share all" if share else "", more),
+        bench.train(), "--share all" if share else "", more,
         f"--steps {bench.plan.timed_steps} --val-every 0",
     )
     if place is not None:
@@ -297,7 +260,7 @@ def smallest_budget(bench):
     log = timed(bench, "speed/budget", True, None)
     shared = last(log, "end")["memory"]["measured"]["device"]
     status, text = bench.ask(
-        *("speed/smallest.txt", bench.train(), "--dry-run --device-memory", shared),
+        "speed/smallest.txt", bench.train(), "--dry-run --device-memory", shared,
         allowed=(0, EXIT_RESOURCES),
     )
     return smallest_that_fits(text) if status else shared
@@ -363,15 +326,15 @@ def reached_text(reached):
 def time_table(bench, kind, place, curves, costs):
     rows = [
         [
-            *(str(one), f"{whole:.2f}x", f"{curves[one][-1][1]:.4f}", f"{beside:.4f}"),
-            *(percent(curves[one][-1][1] / beside, 2), reached_text(reached)),
+            str(one), f"{whole:.2f}x", f"{curves[one][-1][1]:.4f}", f"{beside:.4f}",
+            percent(curves[one][-1][1] / beside, 2), reached_text(reached),
         ]
         for one, (whole, beside, reached) in against(bench, curves, costs).items()
     ]
     return markdown(
         [
-            *(f"equal {kind}, {place}", f"{kind} of all steps, against real's", "loss then"),
-            *("real from scratch, then", "against it", f"{kind} to real's final loss"),
+            f"equal {kind}, {place}", f"{kind} of all steps, against real's", "loss then",
+            "real from scratch, then", "against it", f"{kind} to real's final loss",
         ],
         rows,
     )
@@ -442,7 +405,7 @@ CLAIMS = (
     # Runs that share, then do not, over real from scratch, after equal measured seconds: the ratios
     # of all moments, by size of the model.
     Claim(
-        *("M3", "better at equal time", ("equal seconds",), TIMED),
+        "M3", "better at equal time", ("equal seconds",), TIMED,
         lambda sizes: "loss"
         f" {span([100 * r - 100 for ratios in sizes.values() for r in ratios], '{:+.2f}')} %",
         met=lambda sizes: max(map(max, sizes.values())) < 1,

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from experiment import (
-    loss_curve, markdown, no_cluster, percent, run_name, sent_bytes, spread, step_ms, tuned,
+    loss_curve, markdown, no_cluster, percent, plans, run_name, sent_bytes, spread, step_ms, tuned,
     tuned_runs, turns, words,
 )  # fmt: skip
 
@@ -17,19 +17,7 @@ LINK, DISK = "slow link", "states on disk"
 POINTS = 10  # validations of a run
 
 
-@dataclass(frozen=True)
-class SecondsPlan:
-    """What --quick and --full differ in."""
-
-    steps: dict  # channels of the model -> steps of training from scratch
-    moments: tuple  # shares of the time in which blocks share
-    tutors: dict  # a moment -> the one whose learning rates it takes
-    # channels -> kind of a method -> learning rates that are tried; of two phases: while blocks
-    # share / later
-    rates: dict
-    rounds: int  # of timed runs, in turns
-
-
+# channels -> kind of a method -> learning rates; of two phases: while blocks share / later
 RATES = {
     64: {
         "real": ("4e-3", "8e-3", "1.6e-2"),
@@ -43,16 +31,13 @@ RATES = {
     },
 }
 FEW = {"real": ("4e-3", "8e-3"), "both": ("4e-3/2e-3", "8e-3/4e-3"), "shared": ("4e-3", "8e-3")}
-PLANS = {
-    "quick": SecondsPlan({64: 1500}, (0.7,), {}, {64: FEW}, 1),
-    "full": SecondsPlan(
-        {64: 1500, 128: 400},
-        (0.1, 0.3, 0.5, 0.7, 0.9),
-        {0.1: 0.3, 0.5: 0.7, 0.9: 0.7},
-        RATES,
-        3,
-    ),
-}
+PLANS = plans(
+    steps=({64: 1500}, {64: 1500, 128: 400}),  # channels -> steps of training from scratch
+    moments=((0.7,), (0.1, 0.3, 0.5, 0.7, 0.9)),  # shares of the time in which blocks share
+    tutors=({}, {0.1: 0.3, 0.5: 0.7, 0.9: 0.7}),  # a moment -> the one whose rates it takes
+    rates=({64: FEW}, RATES),
+    rounds=(1, 3),  # of timed runs, in turns
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +80,7 @@ def slow_link(log):
 def timed(bench, name, channels, share, more=(), place=None):
     """The log of a timed run; place: words for a cluster, None: this machine alone."""
     train = words(
-        *(bench.train(channels), more, f"--share {SHARE}" if share else ""),
+        bench.train(channels), more, f"--share {SHARE}" if share else "",
         f"--steps {bench.plan.timed_steps} --val-every 0 --threads 1",
     )
     if place is not None:
@@ -135,7 +120,7 @@ def ratio_of(times):
 def clock(bench):
     rows = [
         [
-            *(f"12 x {channels}", place),
+            f"12 x {channels}", place,
             *(spread(times[share]).text("{:.1f}") for share in (False, True)),
             f"{ratio_of(times):.2f}",
         ]
@@ -164,7 +149,7 @@ def curves_of(bench, channels, ratio):
         shared, real = rate.split("/") if "/" in rate else (rate, rate)
         steps = sum(one.steps(of_scratch))
         return words(
-            *(bench.train(channels), one.flags(of_scratch)),
+            bench.train(channels), one.flags(of_scratch),
             f"--lr {real} --lr-schedule wsd --warmup {steps // 10}",
             f"--share-lr {shared}" if one.time else "",
             f"--weight-decay 0.1 --threads 1 --seed {seed}",
@@ -203,9 +188,9 @@ def table_of(channels, found, clocks, of_scratch):
         ends = (seconds_of(one, shared + real, of_scratch, times) for times in clocks.values())
         grid = ", ".join(f"{rate}: {loss:.4f}" for rate, loss in its.grid.items())
         return [
-            *(str(one), f"{shared} + {real}", *(f"{end:.1f}" for end in ends)),
-            *(grid if len(its.grid) > 1 else "", its.rate),
-            *(" ".join(f"{loss:.4f}" for loss in its.scores), f"{its.mean:.4f}"),
+            str(one), f"{shared} + {real}", *(f"{end:.1f}" for end in ends),
+            grid if len(its.grid) > 1 else "", its.rate,
+            " ".join(f"{loss:.4f}" for loss in its.scores), f"{its.mean:.4f}",
             percent(its.mean / base, 2),
         ]
 
