@@ -49,11 +49,9 @@ if os.geteuid() == 0:
 
 
 def train_words(folder, threads, B, T, steps, model="gpt2:124M", dtype="fp32"):
-    return words(
-        "./train_gpt --train", folder / "train.bin", "--log", folder / "log.jsonl",
-        f"--model {model} --dtype {dtype} --micro-batch {B} --seq-len {T} --steps {steps}",
-        f"--threads {threads} --val-every 0 --grad-clip 0 --weight-decay 0.1",
-    )
+    return words("./train_gpt --train", folder / "train.bin", "--log", folder / "log.jsonl",
+                 f"--model {model} --dtype {dtype} --micro-batch {B} --seq-len {T} --steps {steps}",
+                 f"--threads {threads} --val-every 0 --grad-clip 0 --weight-decay 0.1")
 
 
 def train(folder, ranks, threads, B, T, steps, **model):

@@ -45,11 +45,9 @@ def transformers_llama(options):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        hidden_size=CHANNELS, intermediate_size=FFN, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=VOCAB,
-        tie_word_embeddings=True, max_position_embeddings=T,
-    )
+    config = LlamaConfig(hidden_size=CHANNELS, intermediate_size=FFN, num_hidden_layers=LAYERS,
+                         num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=VOCAB,
+                         tie_word_embeddings=True, max_position_embeddings=T)
     model = LlamaForCausalLM(config)
     model.to(torch.bfloat16 if options.dtype == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

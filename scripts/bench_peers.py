@@ -108,10 +108,7 @@ WITHOUT = {  # privacy
     "ghost": "untied",
     "ghost fsdp": "sharded",
 }
-KEEPS_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
-}
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 COMPILED = ("compiled", "tuned", "bf16")
 KEEPING_MEMORY = ("tuned", "bf16")
 PEERS = ("eager", "compiled", "tuned", "bf16 eager", "bf16")
@@ -172,10 +169,8 @@ def train_private_peer(case, peer, log):
         dist.init_process_group("gloo")
         dist.device_mesh.init_device_mesh("cpu", (case.ranks,))
         model = FSDP2Wrapper(model)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
-        fused=peer in ("plain", "untied", "sharded"),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                                  fused=peer in ("plain", "untied", "sharded"))
     if peer in WITHOUT:
         mode = peer.replace(" ", "_")
         model, optimizer, criterion = make_private(model, optimizer, case, mode)
@@ -252,10 +247,8 @@ def our_command(program, shard, case, zero, log, flags):
 
 def peer_command(name, peer, case, log):
     together = f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks}"
-    return words(
-        (sys.executable,), together if case.ranks > 1 else "", Path(__file__),
-        "--peer", (peer,), "--cases", name, "--times", log,
-    )
+    return words((sys.executable,), together if case.ranks > 1 else "", Path(__file__), "--peer",
+                 (peer,), "--cases", name, "--times", log)
 
 
 def measure(command, variables, case, log):
@@ -370,10 +363,8 @@ def print_rows(name, runs):
 
 def cpu_model():
     with open("/proc/cpuinfo") as lines:
-        return next(
-            (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-            platform.machine(),
-        )
+        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+                    platform.machine())
 
 
 def benchmark(cases, program, rounds):
@@ -398,9 +389,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--cases", default=",".join(CASES), help="comma-separated, default: %(default)s"
-    )
+    parser.add_argument("--cases", default=",".join(CASES),
+                        help="comma-separated, default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
     parser.add_argument("--program", default="./train_gpt")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)

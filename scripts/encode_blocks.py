@@ -60,7 +60,7 @@ def clean(text):
 class Encoder:
     def __init__(self, tokenizer, rules):
         self.tokenizer, self.rules = tokenizer, rules
-        self.end = tokenizer.end_packed()
+        self.end = tokenizer.pack([tokenizer.end_of_text])
 
     def __call__(self, block):
         with self.tokenizer.guarded():

@@ -93,10 +93,8 @@ class Runner:
             os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"
         )
         with open(output, "wb") as file:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
-                start_new_session=True,
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                     env=environment, start_new_session=True)
         self.children.add(child)
         if self.stopped:  # the signal came between the look above and now
             child.terminate()
@@ -185,10 +183,8 @@ def cluster(*parts):
 
 def no_cluster(*parts):
     """What this machine lacks for a cluster, empty where it lacks nothing."""
-    check = subprocess.run(
-        [CLUSTER, *words("check --cpu 10", *parts)], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, check=False,
-    )
+    check = subprocess.run([CLUSTER, *words("check --cpu 10", *parts)], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, check=False)
     return check.stdout.strip() or "no cluster" if check.returncode else ""
 
 
@@ -408,13 +404,16 @@ class Bench:
             logs[variant].append(run(variant, number))
         return logs
 
+    def times_in_turns(self, rounds, variants, run, measure=None):
+        """Variant -> Spread of its steps' times over the rounds."""
+        logs = self.in_turns(rounds, variants, run)
+        return {variant: spread(map(measure or step_ms, of)) for variant, of in logs.items()}
+
     def forecast(self, name, *flags, group="forecasts"):
         """What --dry-run says: (the object, ""), or (None, why nothing fits)."""
         file = name.replace(",", "").replace(" ", "_").replace("/", "_")
-        status, text = self.ask(
-            f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags,
-            allowed=(0, EXIT_RESOURCES), group=group,
-        )
+        status, text = self.ask(f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags,
+                                allowed=(0, EXIT_RESOURCES), group=group)
         return (None, text) if status else (first_object(text), "")
 
     @property
@@ -434,10 +433,8 @@ class Bench:
         pyplot = pyplot_or_none(Path(sys.argv[0]).stem)
         if not pyplot:
             return
-        figure, panels = pyplot.subplots(
-            rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
-            squeeze=False,
-        )
+        figure, panels = pyplot.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows),
+                                         layout="constrained", squeeze=False)
         paint(panels if rows > 1 else panels[0])
         for axes in panels.flat:
             axes.grid(alpha=0.3)
@@ -537,6 +534,23 @@ def tuned(bench, part, every, rates, command, score=final_loss, better=min):
     }
 
 
+def tuned_to_edges(settings, losses_of, most):
+    """Candidate -> (rate, other) -> loss. settings: (candidate, rate, other) to begin with, where
+    other is what is tuned beside the rate; losses_of: of settings, setting -> loss. While the best
+    rate of a candidate is at an edge of its grid, the next one is tried, up to so many."""
+    grids, wanted = {}, list(settings)
+    while wanted:
+        for (one, rate, other), loss in losses_of(wanted).items():
+            grids.setdefault(one, {})[rate, other] = loss
+        wanted = []
+        for one, grid in grids.items():
+            other = min(grid, key=grid.get)[1]
+            of_other = {rate: loss for (rate, of), loss in grid.items() if of == other}
+            rate = rate_beyond(of_other, most)
+            wanted += [(one, rate, other)] if rate else []
+    return grids
+
+
 def rate_beyond(grid, most):
     """The rate that a grid (rate -> loss) of so many at most lacks because its best one is at an
     edge, or None."""
@@ -586,6 +600,15 @@ def write_rows(path, rows, columns=vars):
         table = csv.DictWriter(file, [*found[0]], lineterminator="\n")
         table.writeheader()
         table.writerows(found)
+
+
+def bars(axes, labels, series, styles=None, **of_labels):
+    """Bars side by side for each label. series: of (name, heights); styles: of each series."""
+    width = 0.8 / len(series)
+    for at, (name, heights) in enumerate(series):
+        places = [place + width * (at - (len(series) - 1) / 2) for place in range(len(labels))]
+        axes.bar(places, heights, width, label=name, **(styles[at] if styles else {}))
+    axes.set_xticks(range(len(labels)), labels, **of_labels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -675,8 +698,9 @@ def verdict_table(decided, repeats=None):
 @dataclass(frozen=True)
 class Paper:
     """An experiment of a paper. parts: name -> (what it does: of a bench, the text of its tables
-    and the lines beside the paper; what it will run: of a bench, group -> runs at most). Both write
-    what the claims are decided by into the bench. default: the parts that are done where none is
+    and the lines beside the paper; what it will run: of a bench, group -> runs at most; a title, if
+    it needs a cluster, under which it is left out where there is none). The first writes what the
+    claims are decided by into the bench. default: the parts that are done where none is
     asked for; steps: --steps replaces the training steps of its plans; reads_text: the parts that
     need `make data`; arguments: adds options of its own; bench: makes the Bench; finish: writes
     what several parts have a share in."""
@@ -700,16 +724,6 @@ class Paper:
 
     def page_name(self):
         return str((self.page or RESULTS).relative_to(SCRIPTS.parent))
-
-
-def on_cluster_only(title, part):
-    """A part that is left out where there is no cluster."""
-
-    def run(bench):
-        missing = no_cluster()
-        return (f"{title}: left out: {missing}\n\n", []) if missing else part(bench)
-
-    return run
 
 
 def options_of(paper, given):
@@ -742,12 +756,18 @@ def options_of(paper, given):
 
 def do_parts(paper, bench):
     """The text of all tables."""
-    chosen = [paper.parts[part] for part in bench.options.part]
-    counts = [count(bench) for _, count in chosen]
-    tables, lines = [], []
-    for at, (part, _) in enumerate(chosen):
-        bench.runner.progress.plan(*counts[at:])
-        table, told = part(bench)
+    chosen, tables, lines = [], [], []
+    for part in bench.options.part:
+        work, count, *title = paper.parts[part]
+        missing = no_cluster() if title else ""
+        if missing:
+            left_out = f"{title[0]}: left out: {missing}\n\n"
+            chosen.append((lambda bench, text=left_out: (text, []), {}))
+        else:
+            chosen.append((work, count(bench)))
+    for at, (work, _) in enumerate(chosen):
+        bench.runner.progress.plan(*(count for _, count in chosen[at:]))
+        table, told = work(bench)
         tables.append(table)
         lines += told
     paper.finish(bench)

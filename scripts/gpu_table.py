@@ -30,7 +30,8 @@ SHOWS_ALL = "    scripts/gpu_ten.py table --whole --page - docs/results/logs/gpu
 ANCHORS = (
     ("llm.c: GPT-2 1558M, T=1024, one of 8 H100", "47,700", "1558M"),
     ("PyTorch: GPT-2 124M, T=1024, H100", "349,000", "124M"),
-    ("LLMQ: Qwen2.5 1.5B, H100", "58,900", "Llama 1B"), ("LLMQ: Qwen2.5 7B, H100", "13,850", None),
+    ("LLMQ: Qwen2.5 1.5B, H100", "58,900", "Llama 1B"),
+    ("LLMQ: Qwen2.5 7B, H100", "13,850", None),
 )
 PROVEN = ("first steps", "correctness", "nccl", "memory errors")  # steps that say what is right
 

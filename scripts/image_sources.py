@@ -98,10 +98,8 @@ def folder_of_package(what, package, folder, *more):
     """The folder of data of a PyPI package, which has it under the module `folder`."""
     found = package_folder(folder, *more)
     if found is None:
-        raise Failure(
-            f"the {what} come with the PyPI package {package}: scripts/setup.sh python",
-            EXIT_RESOURCES
-        )
+        raise Failure(f"the {what} come with the PyPI package {package}: scripts/setup.sh python",
+                      EXIT_RESOURCES)
     return found
 
 
@@ -156,19 +154,15 @@ def cifar(folder):
                     f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of"
                     f" one of {len(names)}"
                 )
-            yield Image(
-                f"{name} {i}", names[label], (CIFAR_SIDE, CIFAR_SIDE),
-                grey(planes[:area], planes[area : 2 * area], planes[2 * area :]),
-            )
+            yield Image(f"{name} {i}", names[label], (CIFAR_SIDE, CIFAR_SIDE),
+                        grey(planes[:area], planes[area : 2 * area], planes[2 * area :]))
 
 
 @functools.cache
 def cifar_classes(folder, pickled):
     if pickled:
-        return unpickled(
-            folder / "batches.meta",
-            lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]],
-        )
+        return unpickled(folder / "batches.meta",
+                         lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]])
     with open_input(folder / "batches.meta.txt") as file:
         return file.read().decode(errors="replace").split()
 

@@ -47,7 +47,7 @@ from pathlib import Path
 from experiment import (
     CLUSTER, EXIT_FAILED, TEXT, Failed, Runner, complete, last, last_words, markdown, no_cluster,
     run_script, timed_steps, words, write_rows,
-)  # fmt: skip
+)
 
 NAME, DATA, EXIT_NO_CLUSTER = "planner_trial", f"{TEXT}_train_*.bin", 77
 AUTO, DATA_PARALLEL, EVEN, DRAWN = "auto", "data parallel", "even stages", "drawn"
@@ -106,7 +106,7 @@ class Case:
         add(f"{DRAWN}, {spec}", spec, batch, setting)
         if self.ranks == 4:
             first = (units + 1) // 2
-            plans["two stages of two"] = (f"--pipeline {first}:2,{units - first}:2 --micro-batch 4")
+            plans["two stages of two"] = f"--pipeline {first}:2,{units - first}:2 --micro-batch 4"
         return plans
 
 
@@ -275,13 +275,9 @@ def summary(rows):
             row["ratio"] if row[other] == row["best_ms"] else row["auto_ms"] / row[other]
             for row in rows
         )
-        lines.append(
-            [
-                title, str(len(rows)), str(sum(ratio <= 1 for ratio in ratios)),
-                str(sum(ratio <= NEAR for ratio in ratios)),
-                f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}",
-            ]
-        )
+        lines.append([title, str(len(rows)), str(sum(ratio <= 1 for ratio in ratios)),
+                      str(sum(ratio <= NEAR for ratio in ratios)),
+                      f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"])
     noise = sorted(row["noise"] for row in rows)
     return (
         markdown(

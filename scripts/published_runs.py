@@ -105,14 +105,22 @@ OTHERS = [
     llmc("124M", "a100_80gb", 64, 524288, 524288 / 0.300),
     llmc("350M", "a100_80gb", 64, 524288, 524288 / 0.820),
     llmc("774M", "a100_80gb", 32, 524288, 524288 / 1.700),
-    llmc("1558M", "h100_80gb", 16, 1048576, 1048576 / 2.75), llmq("0.5B", 1, 32, 524288 / 3.508),
-    llmq("1.5B", 1, 32, 524288 / 8.930), llmq("3B", 1, 16, 524288 / 16.935),
-    llmq("7B", 1, 4, 524288 / 37.817), llmq("0.5B", 8, 32, 524288 / 0.465),
-    llmq("1.5B", 8, 32, 524288 / 1.148), llmq("3B", 8, 16, 524288 / 2.182),
-    llmq("7B", 8, 8, 524288 / 4.649), megatron("1.7B", 32, 16, 512, 137, zero=0),
-    megatron("175B", 768, 2, 1536, 88), megatron("175B", 384, 4, 1536, 144),
-    megatron("175B", 1536, 1, 1536, 44), megatron("530B", 640, 4, 2560, 138),
-    megatron("530B", 1120, 2, 2240, 98), megatron("530B", 2240, 1, 2240, 48),
+    llmc("1558M", "h100_80gb", 16, 1048576, 1048576 / 2.75),
+    llmq("0.5B", 1, 32, 524288 / 3.508),
+    llmq("1.5B", 1, 32, 524288 / 8.930),
+    llmq("3B", 1, 16, 524288 / 16.935),
+    llmq("7B", 1, 4, 524288 / 37.817),
+    llmq("0.5B", 8, 32, 524288 / 0.465),
+    llmq("1.5B", 8, 32, 524288 / 1.148),
+    llmq("3B", 8, 16, 524288 / 2.182),
+    llmq("7B", 8, 8, 524288 / 4.649),
+    megatron("1.7B", 32, 16, 512, 137, zero=0),
+    megatron("175B", 768, 2, 1536, 88),
+    megatron("175B", 384, 4, 1536, 144),
+    megatron("175B", 1536, 1, 1536, 44),
+    megatron("530B", 640, 4, 2560, 138),
+    megatron("530B", 1120, 2, 2240, 98),
+    megatron("530B", 2240, 1, 2240, 48),
 ]
 RUNS = [*mpt(), *OTHERS]
 PEAK, SEND = {"a100": 312, "h100": 989}, {"a100": 25}  # TFLOP/s; GB/s of a GPU between nodes
@@ -204,10 +212,8 @@ def recomputed_flops(tokens, layers, channels, T, vocab):
 def predict(run, fitted=FITTED):
     """What is predicted for a run, as it was published."""
     tokens, gpus = run.T * run.batch, run.nodes * run.ranks
-    seconds = dry_run(
-        "--cluster", cluster_of(run, fitted), "--model", model_of(run), "--seq-len", run.T,
-        "--micro-batch", run.micro_batch, "--batch-tokens", tokens, *run.flags,
-    )
+    seconds = dry_run("--cluster", cluster_of(run, fitted), "--model", model_of(run), "--seq-len",
+                      run.T, "--micro-batch", run.micro_batch, "--batch-tokens", tokens, *run.flags)
     if run.source == "MPT":
         moved = tokens / gpus * SHAPES["MPT"][1] * fitted["logits"]
         seconds += moved / (COPIES * MEMORY[run.gpu] * 1e9)

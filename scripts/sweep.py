@@ -168,10 +168,8 @@ class Run:
         elif code > 128:  # ended by a second signal
             self.write_record("stopped")
         else:
-            self.write_record(
-                "refused" if code == EXIT_INPUT else "failed",
-                f"exit {code}: {last_message(text.decode(errors='replace'))}",
-            )
+            self.write_record("refused" if code == EXIT_INPUT else "failed",
+                              f"exit {code}: {last_message(text.decode(errors='replace'))}")
 
 
 def last_message(text):
@@ -238,10 +236,8 @@ class Sweep:
         ]
         with open(run.output, "ab+") as output:
             begin = output.seek(0, os.SEEK_END)
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                     stderr=output, start_new_session=True)
             self.children.add(child)
             if self.stops:  # it came between the look above and now
                 child.send_signal(signal.SIGINT)

@@ -77,10 +77,6 @@ def kind_of(path):
     return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name).suffix.lower()
 
 
-def is_compressed(path):
-    return Path(path).suffix.lower() in COMPRESSED
-
-
 def is_archive(path):
     """Also where it is compressed: .tar.gz, .tar.bz2."""
     *_, before, last = ["", "", *Path(path).suffixes]
@@ -219,7 +215,8 @@ class Document:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         for i, (block, last) in enumerate(self.blocks()):
             if not i and not self.begin:
-                self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)" * is_wide(block)
+                if block.startswith(WIDE_MARKS):
+                    self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)"
                 if block.startswith(MARK):
                     lost[NO_MARK] = len(MARK)
                 block = block.removeprefix(MARK)
@@ -257,10 +254,6 @@ def skip(file, count):
         return
     while count and (data := file.read(min(count, BLOCK))):
         count -= len(data)
-
-
-def is_wide(block):
-    return block.startswith(WIDE_MARKS)
 
 
 def readable(text):
@@ -311,7 +304,8 @@ def measured(document):
 
 def document_of(path):
     """A plain text file as one document."""
-    return measured(Document(path, 0, None if is_compressed(path) else file_size(path)))
+    is_compressed = path.suffix.lower() in COMPRESSED
+    return measured(Document(path, 0, None if is_compressed else file_size(path)))
 
 
 def last_border(text):
@@ -540,8 +534,8 @@ class Bad(Exception):
 def json_text(line, rules):
     try:
         record = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    except UnicodeDecodeError:
+        raise
     except (ValueError, RecursionError) as error:
         raise Bad(f"no JSON object in one line: {error}") from error
     if not isinstance(record, dict):
@@ -553,17 +547,11 @@ def json_text(line, rules):
 
 
 def plain_text(line, rules):
-    try:
-        return line.decode().removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    return line.decode().removesuffix("\r")
 
 
 def column_text(value, rules):
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    return value.decode() if isinstance(value, bytes) else value
 
 
 # kind of a block: (how its data are cut into records, how a record becomes text)
@@ -589,7 +577,8 @@ def documents_of(block, rules, forbidden, bad):
                 raise Bad(f"{rules.key!r} is no text")
             if forbidden and forbidden in text:
                 raise Bad(f"the text has the character {forbidden!r}, which ends texts")
-        except Bad as reason:
+        except (Bad, UnicodeDecodeError) as error:
+            reason = error if isinstance(error, Bad) else "no UTF-8"
             data = record if isinstance(record, bytes) else str(record).encode(errors="replace")
             bad(f"{block.path}: record {number}: {reason}", len(data))
             continue

@@ -68,9 +68,6 @@ class TextTokenizer:
     def pack(self, tokens):
         return struct.pack(f"<{len(tokens)}{'H' if self.width == 2 else 'I'}", *tokens)
 
-    def end_packed(self):
-        return self.pack([self.end_of_text])
-
     def guarded(self):
         """In it a failure of the tokenizer is a Failure."""
         return contextlib.nullcontext()

@@ -51,19 +51,13 @@ from dataclasses import dataclass
 
 from experiment import (
     COUNTED, EXIT_FAILED, MIB, SCRIPTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper,
-    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, on_cluster_only,
-    percent, plans, processes, read_shard, run_name, sent_bytes, span, spread, step_ms, tuned,
-    tuned_runs, words,
-)  # fmt: skip
+    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, percent, plans,
+    processes, read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs, words,
+)
 
 PEERS = SCRIPTS.parent / ".venv-peers"
 DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
-RULES = {
-    DP: "",
-    V1: "--cyclic v1",
-    V2: "--cyclic v2",
-    SLACK: "--cyclic v2 --cyclic-slack 1",
-}
+RULES = {DP: "", V1: "--cyclic v1", V2: "--cyclic v2", SLACK: "--cyclic v2 --cyclic-slack 1"}
 QUALITY = (DP, V1, V2)  # the rules whose losses are compared
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
 UNLIMITED = 0.0  # a c
@@ -119,10 +113,8 @@ def live_bytes(trace, sizes):
     """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live
     from its forward to the end of its weight part; what ends without having begun belongs to the
     step before, and lives from the start."""
-    actions = sorted(
-        (event for event in trace["traceEvents"] if event.get("cat") == "compute"),
-        key=lambda event: event["ts"],
-    )
+    actions = sorted((event for event in trace["traceEvents"] if event.get("cat") == "compute"),
+                     key=lambda event: event["ts"])
     begin = actions[0]["ts"]
     changes, seen, live = [], set(), 0
     for event in actions:
@@ -198,11 +190,9 @@ def memory(bench):
         return "; ".join(f"{name} {peak_over_mean(found[N, name][1]):.2f}" for name in (DP, rule))
 
     return "", [
-        [
-            f"{rule}: peak of activations over DP's, N={N}, one rank",
-            f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
-            "allocated bytes; stages of two units, the embedding and head are lighter than blocks",
-        ]
+        [f"{rule}: peak of activations over DP's, N={N}, one rank",
+         f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
+         "allocated bytes; stages of two units, the embedding and head are lighter than blocks"]
         for (N, rule), ratio in ratios.items()
     ]
 
@@ -305,10 +295,8 @@ def on_cluster(bench, rate, more=""):
 def cluster_run(bench, name, flags, rate, watch=None, more=""):
     """The log. watch: looks at the run, unless it is there already."""
     cut = CUT if "--cyclic" in flags else ""
-    command = words(
-        on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut),
-        f"--steps {bench.plan.cluster_steps} --val-every 0",
-    )
+    command = words(on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut),
+                    f"--steps {bench.plan.cluster_steps} --val-every 0")
     if watch is None or (bench.into / name / "run.json").exists():
         return bench.run(name, command)
     with watch:
@@ -421,12 +409,10 @@ def traffic(bench):
     rows = [[*run, *map(cell, shares[run], found[run][1])] for run in found]
     nodes = [f"node {n}: share in the busiest tenth, MB a step" for n in range(RANKS)]
     return markdown(["link", "traffic", *nodes], rows), [
-        [
-            f"{rule}: share of a link's bytes in the busiest tenth of a step, {link} (DP"
-            f" {means[link, DP]:.2f})",
-            "balanced: 0.10", f"{means[link, rule]:.2f}",
-            "messages are as long as a storage, and a link carries one at its full rate",
-        ]
+        [f"{rule}: share of a link's bytes in the busiest tenth of a step, {link} (DP"
+         f" {means[link, DP]:.2f})",
+         "balanced: 0.10", f"{means[link, rule]:.2f}",
+         "messages are as long as a storage, and a link carries one at its full rate"]
         for link, rule in found
         if rule != DP
     ]
@@ -452,8 +438,8 @@ def measured_speed(bench):
             name = folder_name(f"speed/c{c:g}_{rule}_round{round_}")
             return cluster_run(bench, name, RULES[rule], rate_of(bench, c))
 
-        logs = bench.in_turns(bench.plan.rounds, RULES, run)
-        found |= {(c, rule): spread(map(step_ms, of)) for rule, of in logs.items()}
+        times = bench.times_in_turns(bench.plan.rounds, RULES, run)
+        found |= {(c, rule): of for rule, of in times.items()}
     return found
 
 
@@ -464,8 +450,7 @@ def measured_jitter(bench, pulse):
         name = folder_name(f"speed/jitter_{rule}_round{round_}")
         return cluster_run(bench, name, RULES[rule], 0, pulses(bench, pulse))
 
-    logs = bench.in_turns(bench.plan.rounds, RULES, run)
-    return {rule: spread(map(mean_ms, of)) for rule, of in logs.items()}
+    return bench.times_in_turns(bench.plan.rounds, RULES, run, mean_ms)
 
 
 def pytorch_speed(bench):
@@ -473,10 +458,8 @@ def pytorch_speed(bench):
     where bench_peers.sh has not installed it."""
     if not (PEERS / "installed").exists():
         return {}
-    command = words(
-        "env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python",
-        "scripts/bench_peers.py --peer eager --cases cyclic",
-    )
+    command = words("env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python",
+                    "scripts/bench_peers.py --peer eager --cases cyclic")
     return {
         c: step_ms(
             bench.run(f"speed/c{c:g}_PyTorch", on_cluster(bench, rate_of(bench, c)), command)
@@ -503,11 +486,9 @@ def speed(bench):
         ]
 
     lines = [
-        [
-            f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited",
-            f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(at(c)),
-            f"{pytorch[c]:.0f}" if pytorch else "not installed",
-        ]
+        [f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited",
+         f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(at(c)),
+         f"{pytorch[c]:.0f}" if pytorch else "not installed"]
         for c in loads
     ]
     stops = f"one rank after another stops for {pulse * 1000:.0f} ms"
@@ -531,20 +512,14 @@ def speed(bench):
         return "; ".join(f"{rule} {against(times, rule):.2f}x" for rule in OTHERS)
 
     return markdown(header, lines), [
-        [
-            "speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x",
-            told(at(BALANCE)),
-            "DP here hides messages behind the backward pass; CDP's depend on each other, from"
-            " rank to rank",
-        ],
-        [
-            "the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(at(UNLIMITED)),
-            "messages take the processor's time",
-        ],
-        [
-            "the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter),
-            "DP waits for the slowest rank in every step, CDP for a neighbour",
-        ],
+        ["speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x",
+         told(at(BALANCE)),
+         "DP here hides messages behind the backward pass; CDP's depend on each other, from"
+         " rank to rank"],
+        ["the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(at(UNLIMITED)),
+         "messages take the processor's time"],
+        ["the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter),
+         "DP waits for the slowest rank in every step, CDP for a neighbour"],
     ]
 
 
@@ -651,27 +626,21 @@ class Score:
 
 
 LOSS = Score(final_loss, min, "{:.4f}".format, "{:+.4f}".format)
-LABELS = Score(
-    lambda log: last(log, "val")["label_accuracy"], max, lambda share: f"{100 * share:.1f}",
-    lambda difference: f"{100 * difference:+.1f}",
-)
+LABELS = Score(lambda log: last(log, "val")["label_accuracy"], max,
+               lambda share: f"{100 * share:.1f}", lambda difference: f"{100 * difference:+.1f}")
 
 
 def quality_table(title, found, score):
     """Of candidates of one or several optimizers."""
     rows = [
-        [
-            str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items()),
-            result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean),
-            "" if one.rule == DP else score.against(result, found[one.base()]),
-        ]
+        [str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items()),
+         result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean),
+         "" if one.rule == DP else score.against(result, found[one.base()])]
         for one, result in found.items()
     ]
     return markdown(
-        [
-            title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean",
-            "against DP by seed, 95 % interval",
-        ],
+        [title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean",
+         "against DP by seed, 95 % interval"],
         rows,
     )
 
@@ -720,16 +689,12 @@ def quality(bench):
     every = [
         one for optimizer in plan.text_rates for one in candidates(QUALITY, plan.cuts, optimizer)
     ]
-    found = tuned(
-        bench, "quality", every, plan.text_rates,
-        lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
-    )
+    found = tuned(bench, "quality", every, plan.text_rates,
+                  lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job))
     draw_quality(bench, "quality", found, "validation loss")
     return quality_table(f"text, {steps} steps of 64 bytes, validation loss", found, LOSS), (
-        quality_lines(
-            bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS,
-            "a small GPT, many small steps (docs/results/cyclic.md)",
-        )
+        quality_lines(bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS,
+                      "a small GPT, many small steps (docs/results/cyclic.md)")
     )
 
 
@@ -837,10 +802,8 @@ def causes(bench):
     model = f"{TEXT_MODEL} --seq-len 64 --batch-tokens 256"
     rules = [Candidate(DP), Candidate(V1, RANKS), Candidate(V2, RANKS)]
     commands = {
-        (name, one, rate, seed): words(
-            training(bench, TEXT, steps, model, 200, one, rate, seed),
-            flags.format(late=steps * 2 // 5),
-        )
+        (name, one, rate, seed): words(training(bench, TEXT, steps, model, 200, one, rate, seed),
+                                       flags.format(late=steps * 2 // 5))
         for name, flags in CAUSES.items()
         for one in rules
         if not (one.rule == V2 and "--grad-clip" in flags)  # it has no norm in time
@@ -934,20 +897,16 @@ def zero(bench):
         ],
     )
     sent = [ends[mode]["traffic"]["measured"]["inter"] for mode in cyclic]
-    bench.tell(
-        "collectives",
-        sum(bytes_ for kinds in sent for kind, bytes_ in kinds.items() if kind != "send"),
-    )
+    bench.tell("collectives",
+               sum(bytes_ for kinds in sent for kind, bytes_ in kinds.items() if kind != "send"))
     speeds = [ratio(link, mode) for link in links for mode in cyclic]
     bench.tell("zero speed", speeds, bench.plan.rounds)
     goals = {"unlimited": "0.98x", "c = F + B": "0.98x"}
     return by_link + by_mode, [
-        [
-            f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})",
-            "O(log N) to O(1) messages in turn",
-            "; ".join(f"{mode} {ratio(link, mode):.2f}x" for mode in cyclic),
-            "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most",
-        ]
+        [f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})",
+         "O(log N) to O(1) messages in turn",
+         "; ".join(f"{mode} {ratio(link, mode):.2f}x" for mode in cyclic),
+         "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most"]
         for link in links
     ]
 
@@ -971,40 +930,30 @@ CLAIMS = (
         and all(ratio <= 1.02 * (N + 1) / 2 / N for N, ratio, _ in found),
         partly=lambda found: all(ratio < 1 for _, ratio, _ in found),
     ),
-    Claim(
-        "C2", "0.10 in the busiest tenth", ("busiest",), TIMED,
-        lambda shares: f"{span(shares_of(shares, dp=False).values())},"
-        f" DP {span(shares_of(shares, dp=True).values())}",
-        met=lambda shares: max(shares_of(shares, dp=False).values()) <= 0.12,
-        partly=lambda shares: all(
-            share < 0.9 * shares[link, DP]
-            for (link, _), share in shares_of(shares, dp=False).items()
-        ),
-    ),
+    Claim("C2", "0.10 in the busiest tenth", ("busiest",), TIMED,
+          lambda shares: f"{span(shares_of(shares, dp=False).values())},"
+          f" DP {span(shares_of(shares, dp=True).values())}",
+          met=lambda shares: max(shares_of(shares, dp=False).values()) <= 0.12,
+          partly=lambda shares: all(
+              share < 0.9 * shares[link, DP]
+              for (link, _), share in shares_of(shares, dp=False).items()
+          )),
     # GPTs, not the paper's CNNs on CIFAR-10: in part at most.
-    Claim(
-        "C3", "no difference", ("delay",), SEEDS,
-        lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
-        partly=lambda found: any(equal for one, equal in found if one.rule == V2),
-    ),
+    Claim("C3", "no difference", ("delay",), SEEDS,
+          lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
+          partly=lambda found: any(equal for one, equal in found if one.rule == V2)),
     # The bytes decide; the speed is told.
-    Claim(
-        "C6", "no broadcasts", ("collectives", "zero speed"), COUNTED,
-        lambda bytes_, speed: f"{bytes_} bytes of collectives; {span(speed)}x as fast",
-        met=lambda bytes_, speed: bytes_ == 0,
-    ),
+    Claim("C6", "no broadcasts", ("collectives", "zero speed"), COUNTED,
+          lambda bytes_, speed: f"{bytes_} bytes of collectives; {span(speed)}x as fast",
+          met=lambda bytes_, speed: bytes_ == 0),
     # ResNet-50 and ViT are not there.
-    Claim(
-        "C7", "-30 %, -42 %", ("memory",), COUNTED,
-        lambda found: f"GPT: {percent(found[-1][1])}",
-    ),
-    Claim(
-        "C8", "1.33x ideal", ("speed",), TIMED,
-        lambda speed: ", ".join(f"{ratio:.2f}x" for ratio in speed.values())
-        + " (v1, v2, slack 1)",
-        met=lambda speed: speed[V1] >= 1.2 and speed[V2] >= 1.1,
-        partly=lambda speed: speed[V1] >= 1.2 or speed[V2] >= 1.1,
-    ),
+    Claim("C7", "-30 %, -42 %", ("memory",), COUNTED,
+          lambda found: f"GPT: {percent(found[-1][1])}"),
+    Claim("C8", "1.33x ideal", ("speed",), TIMED,
+          lambda speed: ", ".join(f"{ratio:.2f}x" for ratio in speed.values())
+          + " (v1, v2, slack 1)",
+          met=lambda speed: speed[V1] >= 1.2 and speed[V2] >= 1.1,
+          partly=lambda speed: speed[V1] >= 1.2 or speed[V2] >= 1.1),
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -1016,20 +965,15 @@ def all_tuned_runs(plan, rates, count):
     return sum(count * tuned_runs(plan, len(of)) for of in rates.values())
 
 
-def cluster_count(group, runs):
-    """A part that looks at a calibration first."""
-    return lambda bench: (
-        {} if no_cluster() else {"speed": 1, group: runs(bench.plan) + (group == "speed")}
-    )
+def speed_count(bench):
+    plan, with_pytorch = bench.plan, (PEERS / "installed").exists()
+    runs = plan.rounds * len(RULES) * (len(plan.loads) + 1) + with_pytorch * len(plan.loads)
+    return {"speed": runs + 1}
 
 
-def speed_runs(plan):
-    with_pytorch = (PEERS / "installed").exists()
-    return plan.rounds * len(RULES) * (len(plan.loads) + 1) + with_pytorch * len(plan.loads)
-
-
-def zero_runs(plan):
-    return plan.rounds * len(ZERO) * (3 + (not no_cluster("--latency", LATENCY)))
+def zero_count(bench):
+    links = 3 + (not no_cluster("--latency", LATENCY))
+    return {"speed": 1, "zero": bench.plan.rounds * len(ZERO) * links}
 
 
 def quality_count(bench):
@@ -1052,26 +996,23 @@ def causes_count(bench):
     return {"causes": runs * len(bench.plan.cause_rates) * len(bench.plan.cause_seeds)}
 
 
+TRAFFIC_RUNS = len(RULES) * len(TRAFFIC_LINKS)
 PAPER = Paper(
     name="cyclic",
     doc=__doc__,
     plans=PLANS,
     parts={
         "memory": (memory, lambda bench: {"memory": 3 * len(bench.plan.memory_cuts)}),
-        "traffic": (
-            on_cluster_only("Traffic", traffic),
-            cluster_count("traffic", lambda plan: len(RULES) * len(TRAFFIC_LINKS)),
-        ),
-        "speed": (on_cluster_only("Speed", speed), cluster_count("speed", speed_runs)),
+        "traffic": (traffic, lambda _: {"speed": 1, "traffic": TRAFFIC_RUNS}, "Traffic"),
+        "speed": (speed, speed_count, "Speed"),
         "quality": (quality, quality_count),
         "settings": (settings, settings_count),
-        "zero": (on_cluster_only("ZeRO", zero), cluster_count("zero", zero_runs)),
+        "zero": (zero, zero_count, "ZeRO"),
         "images": (images, images_count),
         "causes": (causes, causes_count),
     },
     claims=CLAIMS,
     steps=True,
-    arguments=lambda parser: parser.add_argument(
-        "--images", default="data/digits_images", metavar="PREFIX"
-    ),
+    arguments=lambda parser: parser.add_argument("--images", default="data/digits_images",
+                                                 metavar="PREFIX"),
 )

@@ -72,9 +72,8 @@ def kind(epsilon):
 class Curves:
     """Runs that were made, and their validation losses."""
 
-    def __init__(self, plan, bench):
-        self.plan, self.bench = plan, bench
-        self.losses = {}
+    def __init__(self, bench):
+        self.plan, self.bench, self.losses = PLANS[bench.options.plan], bench, {}
 
     def command(self, run):
         steps, micro_batch = self.plan.windows // run.batch, min(MICRO_BATCH, run.batch)
@@ -164,11 +163,9 @@ def result_table(curves):
         for epsilon in KINDS:
             best, losses = curves.best(size, epsilon), curves.seeds(size, epsilon)
             lines.append(
-                [
-                    size.name, kind(epsilon), str(best.batch),
-                    str(curves.plan.windows // best.batch), f"{best.rate:g}",
-                    told(losses), str(len(losses)), percent(ratios[epsilon]) if epsilon else "",
-                ]
+                [size.name, kind(epsilon), str(best.batch), str(curves.plan.windows // best.batch),
+                 f"{best.rate:g}", told(losses), str(len(losses)),
+                 percent(ratios[epsilon]) if epsilon else ""]
             )
     columns = ["parameters", "run", "batch, windows", "steps", "rate", "loss", "seeds"]
     return (
@@ -214,7 +211,7 @@ def paint(curves, axes):
 
 
 def curves(bench):
-    found = Curves(PLANS[bench.options.plan], bench)
+    found = Curves(bench)
     found.make()
     largest = found.plan.sizes[-1]
     seeds = min(len(found.seeds(largest, epsilon)) for epsilon in KINDS)
@@ -225,13 +222,7 @@ def curves(bench):
         for size in found.plan.sizes
     )
     return result_table(found) + tuning_table(found), [
-        [
-            "loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
-            "large models come close to non-private ones", by_size,
-            "models of some millions of parameters at most, from scratch, on 4.5 MB of text",
-        ]
+        ["loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
+         "large models come close to non-private ones", by_size,
+         "models of some millions of parameters at most, from scratch, on 4.5 MB of text"]
     ]
-
-
-def curves_count(bench):
-    return Curves(PLANS[bench.options.plan], bench).planned()

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import experiment
 from experiment import (
     RESULTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper, cores, events, final_loss, interval,
-    markdown, plans, rate_beyond, read_shard, spread, step_ms, words, write_shard,
-)  # fmt: skip
+    markdown, plans, read_shard, tuned_to_edges, words, write_shard,
+)
 
 # Tokens of a sample and of a step: about what is best for AdamW with GPT-2's block, which learns
 # less from the same text with samples of 256 tokens or with steps of 2048.
@@ -125,7 +125,8 @@ def write_data(folder):
         raise Failed(f"{TEXT}_*.bin: too few works: run make data again")
     for name, part in (
         ("tuning_train", [work for at, work in enumerate(works) if at % 9 != 4]),
-        ("tuning_val", [work[:EXCERPT] for work in held]), ("final_train", works),
+        ("tuning_val", [work[:EXCERPT] for work in held]),
+        ("final_train", works),
         ("final_val", [work[:EXCERPT] for work in plays]),
     ):
         write_works(folder / f"{name}.bin", part)
@@ -161,24 +162,20 @@ class Bench(experiment.Bench):
         rate, other = setting
         folder, validates = self.into / "data", data != "timed"
         data = data if validates else "final"
-        return words(
-            self.program, "--train", folder / f"{data}_train.bin",
-            "--val", folder / f"{data}_val.bin",
-            f"--model arch={method.block},{self.plan.sizes[size]},vocab=256",
-            f"--seq-len {T} --micro-batch {BATCH // T} --batch-tokens {BATCH}",
-            f"--threads 1 --steps {steps} --warmup {round(RISE * self.steps)}",
-            f"--final-lr-fraction 0 --val-every {steps if validates else 0}",
-            f"--val-batches -1 --seed {seed}",
-            method.flags, method.others[other], f"{method.rate_flag} {rate:g}",
-        )
+        return words(self.program, "--train", folder / f"{data}_train.bin", "--val",
+                     folder / f"{data}_val.bin",
+                     f"--model arch={method.block},{self.plan.sizes[size]},vocab=256",
+                     f"--seq-len {T} --micro-batch {BATCH // T} --batch-tokens {BATCH}",
+                     f"--threads 1 --steps {steps} --warmup {round(RISE * self.steps)}",
+                     f"--final-lr-fraction 0 --val-every {steps if validates else 0}",
+                     f"--val-batches -1 --seed {seed}", method.flags, method.others[other],
+                     f"{method.rate_flag} {rate:g}")
 
     def losses(self, jobs):
         """Job -> final loss; so many runs at a time as --jobs says."""
         commands = {
-            job.name: self.command(
-                job.size, job.method, (job.rate, job.other), job.group,
-                max(1, round(self.steps * job.tenths / 10)), job.seed,
-            )
+            job.name: self.command(job.size, job.method, (job.rate, job.other), job.group,
+                                   max(1, round(self.steps * job.tenths / 10)), job.seed)
             for job in jobs
         }
         logs = self.run_together(commands, self.options.jobs or cores())
@@ -194,29 +191,23 @@ class Bench(experiment.Bench):
 
 def tune(bench):
     """(size, method) -> (rate, other) -> loss. All grids begin with as many settings."""
-    losses = {}
-    wanted = [
+    settings = [
         (case, rate, other)
         for case in bench.cases()
         if case not in bench.plan.settings
         for rate in RATES[case[1]]
         for other in case[1].others
     ]
-    while wanted:
+
+    def losses_of(settings):
         jobs = {
             (case, rate, other): Job(*case, rate, other, TUNING_SEED, case[1].tuned, "tuning")
-            for case, rate, other in wanted
+            for case, rate, other in settings
         }
         found = bench.losses(jobs.values())
-        for (case, rate, other), job in jobs.items():
-            losses.setdefault(case, {})[rate, other] = found[job]
-        wanted = []
-        for case, grid in losses.items():
-            other = min(grid, key=grid.get)[1]
-            of_other = {rate: loss for (rate, of), loss in grid.items() if of == other}
-            rate = rate_beyond(of_other, MOST_RATES)
-            wanted += [(case, rate, other)] if rate else []
-    return losses
+        return {setting: found[job] for setting, job in jobs.items()}
+
+    return tuned_to_edges(settings, losses_of, MOST_RATES)
 
 
 def settings(bench):
@@ -319,23 +310,16 @@ def setting_text(setting):
     return f"{setting[0]:g}, {setting[1]}"
 
 
-def budgets_text(losses):
-    return ", ".join(f"{tenths / 10:g}: {losses[tenths]:.4f}" for tenths in sorted(losses))
-
-
 def tokens_table(bench):
     runs = [
-        [
-            size, str(method), str(seed), f"{bench.goals[size, seed]:.4f}",
-            budgets_text(losses), f"{equal_loss(losses, bench.goals[size, seed]):.3f}",
-        ]
+        [size, str(method), str(seed), f"{bench.goals[size, seed]:.4f}",
+         ", ".join(f"{tenths / 10:g}: {losses[tenths]:.4f}" for tenths in sorted(losses)),
+         f"{equal_loss(losses, bench.goals[size, seed]):.3f}"]
         for (size, method, seed), losses in bench.budgets.items()
     ]
     means = [
-        [
-            size, str(method), setting_text(bench.chosen[size, ADAMW]),
-            setting_text(bench.chosen[size, method]), mean_and_doubt(ratios),
-        ]
+        [size, str(method), setting_text(bench.chosen[size, ADAMW]),
+         setting_text(bench.chosen[size, method]), mean_and_doubt(ratios)]
         for (size, method), ratios in bench.ratios.items()
     ]
     reached = f"tokens to the loss of AdamW, {bench.steps} steps"
@@ -365,16 +349,12 @@ def tokens(bench):
         bench.tell(name, by_size(bench, method), len(bench.plan.seeds))
     draw(bench)
     lines = [
-        [
-            "tokens to AdamW's loss, Muon, same block",
-            "track 3 of modded-nanogpt: 3,250 steps for 4,875 (AdamH): 0.67",
-            told(by_size(bench, SAME)), note(bench),
-        ],
-        [
-            "tokens to AdamW's loss, Muon, nano block",
-            "modded-nanogpt: 19,560 to 3,200 steps (record 9): 0.16", told(by_size(bench, NANO)),
-            "the same; value embeddings and more of those records are not in this block",
-        ],
+        ["tokens to AdamW's loss, Muon, same block",
+         "track 3 of modded-nanogpt: 3,250 steps for 4,875 (AdamH): 0.67",
+         told(by_size(bench, SAME)), note(bench)],
+        ["tokens to AdamW's loss, Muon, nano block",
+         "modded-nanogpt: 19,560 to 3,200 steps (record 9): 0.16", told(by_size(bench, NANO)),
+         "the same; value embeddings and more of those records are not in this block"],
     ]
     return tuning_table(bench) + tokens_table(bench), lines
 
@@ -392,8 +372,7 @@ def seconds(bench):
         command = bench.command(*case, bench.chosen[case], "timed", steps, seed)
         return bench.run("seconds/" + plain_name(f"{case[0]}_{case[1]}_round{round_}"), command)
 
-    logs = bench.in_turns(rounds, bench.cases(), timed_log)
-    ms = {case: spread(map(step_ms, of)) for case, of in logs.items()}
+    ms = bench.times_in_turns(rounds, bench.cases(), timed_log)
     against = {(size, m): ms[size, m].median / ms[size, ADAMW].median for size, m in ms}
     ratios = {
         (size, method): [ratio * against[size, method] for ratio in by_seed]
@@ -405,21 +384,17 @@ def seconds(bench):
     }
     bench.tell("same seconds", told_of[SAME], rounds)
     lines = [
-        [
-            size, str(method), ms[size, method].text("{:.1f}"), f"{against[size, method]:.3f}",
-            mean_and_doubt(ratios[size, method]) if method != ADAMW else "1",
-        ]
+        [size, str(method), ms[size, method].text("{:.1f}"), f"{against[size, method]:.3f}",
+         mean_and_doubt(ratios[size, method]) if method != ADAMW else "1"]
         for size, method in bench.cases()
     ]
     header = ["size", "method", "ms a step", "against AdamW's", "seconds to its loss, of AdamW's"]
     return markdown(header, lines), [
-        [
-            f"seconds to AdamW's loss, {method}",
-            "record 4 of modded-nanogpt: 0.71 of the minutes" if method == SAME else "8.2 of 45",
-            told(told_of[method]),
-            "step times in turns, one run at a time, one thread, the median of"
-            f" {rounds} rounds, times tokens",
-        ]
+        [f"seconds to AdamW's loss, {method}",
+         "record 4 of modded-nanogpt: 0.71 of the minutes" if method == SAME else "8.2 of 45",
+         told(told_of[method]),
+         "step times in turns, one run at a time, one thread, the median of"
+         f" {rounds} rounds, times tokens"]
         for method in (SAME, NANO)
     ]
 
@@ -474,12 +449,10 @@ def goal(number, paper, need, basis, most):
     def means(found):
         return [statistics.mean(ratios) for ratios in found.values()]
 
-    return Claim(
-        number, paper, (need,), basis,
-        lambda found: ", ".join(f"{mean:.2f}" for mean in means(found)),
-        met=lambda found: max(means(found)) <= most,
-        partly=lambda found: min(means(found)) <= most,
-    )
+    return Claim(number, paper, (need,), basis,
+                 lambda found: ", ".join(f"{mean:.2f}" for mean in means(found)),
+                 met=lambda found: max(means(found)) <= most,
+                 partly=lambda found: min(means(found)) <= most)
 
 
 CLAIMS = (
@@ -499,15 +472,15 @@ def tokens_count(bench):
     return counts
 
 
-def seconds_count(bench):
-    return {**tokens_count(bench), "seconds": bench.plan.rounds * len(bench.cases())}
-
-
 PAPER = Paper(
     name="muon",
     doc=__doc__,
     plans=PLANS,
-    parts={"tokens": (tokens, tokens_count), "seconds": (seconds, seconds_count)},
+    parts={
+        "tokens": (tokens, tokens_count),
+        "seconds": (seconds, lambda bench: {
+            **tokens_count(bench), "seconds": bench.plan.rounds * len(bench.cases())}),
+    },
     claims=CLAIMS,
     steps=True,
     arguments=lambda parser: parser.add_argument("--jobs", type=int, metavar="N"),

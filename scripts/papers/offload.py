@@ -30,7 +30,7 @@ import experiment
 from experiment import (
     EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events, folder_name, largest, last,
     local_ranks, markdown, plans, smallest_that_fits, span, spread, step_ms,
-)  # fmt: skip
+)
 
 FITS, HALF = "fits", 0.55
 HOST, DEVICE = "host", "device"  # who updates
@@ -108,10 +108,8 @@ def state_bytes(memory):
 
 def smallest_budget(bench, tokens, update):
     """Bytes of the device below which nothing runs, as the message says."""
-    _, said = bench.forecast(
-        f"settings smallest {tokens} {update}", model_flags(tokens=tokens), UNTIMED,
-        f"--device-memory 1024 --offload-update {update}",
-    )
+    _, said = bench.forecast(f"settings smallest {tokens} {update}", model_flags(tokens=tokens),
+                             UNTIMED, f"--device-memory 1024 --offload-update {update}")
     return smallest_that_fits(said)
 
 
@@ -197,12 +195,10 @@ def budget_rows(tokens, found):
     for setting, logs in found.items():
         end, ms = last(logs[0], "end"), spread(map(step_ms, logs))
         memory = end["memory"]["measured"]
-        yield Row(
-            tokens, setting, memory["device"],
-            end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0},
-            ms, ms.median / base, 1 - state_bytes(memory) / states,
-            max(apart(log, fits[0]) for log in logs), max(map(forecast_error, logs)),
-        )
+        yield Row(tokens, setting, memory["device"],
+                  end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0},
+                  ms, ms.median / base, 1 - state_bytes(memory) / states,
+                  max(apart(log, fits[0]) for log in logs), max(map(forecast_error, logs)))
 
 
 def budgets(bench):
@@ -225,30 +221,20 @@ def budgets(bench):
         return "; ".join(texts) or "no such run"
 
     return text, [
-        [
-            "step time with up to half of the states on the host, against the run that fits"
-            " (goal 1.10)",
-            "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %", told(half),
-            "a memory copy stands for the link here",
-        ],
-        [
-            "the smallest budget", "all or nothing",
-            told(row for row in rows if row.setting.label.startswith("smallest")),
-            "the forecast names it",
-        ],
-        [
-            "all or nothing", "DeepSpeed: 17.6 % of full speed",
-            told(row for row in rows if row.setting.offload), "the same",
-        ],
-        [
-            "losses and norms with and without offload", "silent errors in DeepSpeed",
-            f"largest relative difference {worst_loss:.1g}",
-            "the processor's updates are one operation, wherever states lie",
-        ],
-        [
-            "forecast of device, host and moved bytes (goal 1 %)", "none forecasts the host",
-            f"largest difference {100 * worst_forecast:.2g} %", "",
-        ],
+        ["step time with up to half of the states on the host, against the run that fits"
+         " (goal 1.10)",
+         "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %", told(half),
+         "a memory copy stands for the link here"],
+        ["the smallest budget", "all or nothing",
+         told(row for row in rows if row.setting.label.startswith("smallest")),
+         "the forecast names it"],
+        ["all or nothing", "DeepSpeed: 17.6 % of full speed",
+         told(row for row in rows if row.setting.offload), "the same"],
+        ["losses and norms with and without offload", "silent errors in DeepSpeed",
+         f"largest relative difference {worst_loss:.1g}",
+         "the processor's updates are one operation, wherever states lie"],
+        ["forecast of device, host and moved bytes (goal 1 %)", "none forecasts the host",
+         f"largest difference {100 * worst_forecast:.2g} %", ""],
     ]
 
 
@@ -305,13 +291,10 @@ def largest_model(bench):
     log = bench.run(f"largest/{least}", bench.program, model, f"--steps 2 --device-memory {least}")
     device = last(log, "end")["memory"]["measured"]["device"]
     return markdown(["forecast, device budget", *WAYS], lines), [
-        [
-            f"the largest model at {least} of the device",
-            "ZeRO-Offload: 13B where 1.4B fits (V100)",
-            "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
-            "activations take their part of the budget; the largest ran, with"
-            f" {device / MIB:.1f} MiB of the device",
-        ]
+        [f"the largest model at {least} of the device", "ZeRO-Offload: 13B where 1.4B fits (V100)",
+         "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
+         "activations take their part of the budget; the largest ran, with"
+         f" {device / MIB:.1f} MiB of the device"]
     ]
 
 
@@ -343,10 +326,8 @@ def utilisation(bench):
             continue
         name = folder_name(f"utilisation/{setting}")
         trace = bench.into / name / "trace.json"
-        bench.run(
-            name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}",
-            setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace,
-        )
+        bench.run(name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}",
+                  setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace)
         found[setting] = busy_slices(json.loads(trace.read_text()))
 
     def paint(axes):
@@ -359,12 +340,10 @@ def utilisation(bench):
     busy = {setting: sum(shares) / SLICES for setting, shares in found.items()}
     bench.tell("busy", min(busy.values()))
     return "", [
-        [
-            "share of a step in which forward and backward passes run",
-            "M6-10T: high, no figure; ZeRO-Offload 40 % idle and more (ZenFlow blog)",
-            "; ".join(f"{setting}: {100 * share:.0f} %" for setting, share in busy.items()),
-            f"{tokens} tokens; one step's trace",
-        ]
+        ["share of a step in which forward and backward passes run",
+         "M6-10T: high, no figure; ZeRO-Offload 40 % idle and more (ZenFlow blog)",
+         "; ".join(f"{setting}: {100 * share:.0f} %" for setting, share in busy.items()),
+         f"{tokens} tokens; one step's trace"]
     ]
 
 
@@ -418,10 +397,8 @@ def ten_times(bench):
     alone, _ = bench.forecast("scale one rank", SMALL, UNTIMED)
     states = state_bytes(alone["predicted"]["memory"])
     budget = states // (TIMES * RANKS)
-    log = bench.run(
-        "scale/ten_times", local_ranks(RANKS), bench.program, SMALL,
-        f"--steps 3 --threads 1 --device-memory {budget}",
-    )
+    log = bench.run("scale/ten_times", local_ranks(RANKS), bench.program, SMALL,
+                    f"--steps 3 --threads 1 --device-memory {budget}")
     return budget * RANKS, states, log
 
 
@@ -431,23 +408,19 @@ def scale(bench):
     header += ["host, GiB", "disk, GiB", "moved a step, GiB", "sent between nodes, GiB", "step, s"]
     sum_, states, log = ten_times(bench)
     return markdown([*header, "days for 4G tokens"], lines), [
-        [
-            "10T parameters on 512 GPUs of 32 GB",
-            "10 days (a mixture of experts, of which a token uses little; shared blocks for"
-            " most of them)",
-            "; ".join(
-                f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}"
-                for line in lines
-            ),
-            "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with"
-            " all of its parameters for each token",
-        ],
-        [
-            f"{RANKS} ranks, states {TIMES}x the device budgets", "not reported",
-            f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
-            f" loss {last(log, 'step')['loss']:.4f} after 3 steps",
-            "a small model of many blocks, so that two of them are little",
-        ],
+        ["10T parameters on 512 GPUs of 32 GB",
+         "10 days (a mixture of experts, of which a token uses little; shared blocks for"
+         " most of them)",
+         "; ".join(
+             f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}"
+             for line in lines
+         ),
+         "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with"
+         " all of its parameters for each token"],
+        [f"{RANKS} ranks, states {TIMES}x the device budgets", "not reported",
+         f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
+         f" loss {last(log, 'step')['loss']:.4f} after 3 steps",
+         "a small model of many blocks, so that two of them are little"],
     ]
 
 
@@ -456,24 +429,20 @@ def scale(bench):
 
 CLAIMS = (
     # A memory copy stands for the link; no GPU.
-    Claim(
-        "M4", "high utilization", ("half away", "apart", "busy"), TIMED,
-        lambda ratios, apart, busy: f"half away: {span(ratios)}x the time, {100 * busy:.0f} % busy",
-        partly=lambda ratios, apart, busy: max(ratios) <= 1.25 and busy >= 0.8 and apart == 0,
-    ),
+    Claim("M4", "high utilization", ("half away", "apart", "busy"), TIMED,
+          lambda ratios, apart, busy: f"half away: {span(ratios)}x the time,"
+          f" {100 * busy:.0f} % busy",
+          partly=lambda ratios, apart, busy: max(ratios) <= 1.25 and busy >= 0.8 and apart == 0),
 )
 
 
-def settings_forecasts(bench):
-    """Those that find the settings: what fits, and for each way to update what is smallest, and
-    what --offload takes."""
-    return {"forecasts of settings": len(bench.plan.tokens) * (1 + 2) + len(ALL_OR_NOTHING)}
-
-
 def budgets_count(bench):
-    plan = bench.plan
-    each = 1 + 2 * (len(plan.shares) + 1 + len(ALL_OR_NOTHING))
-    return {**settings_forecasts(bench), "budgets": len(plan.tokens) * plan.rounds * each}
+    """With the forecasts that find the settings: what fits, and for each way to update what is
+    smallest, and what --offload takes."""
+    plan, ways = bench.plan, len(ALL_OR_NOTHING)
+    each = 1 + 2 * (len(plan.shares) + 1 + ways)
+    return {"forecasts of settings": len(plan.tokens) * (1 + 2) + ways,
+            "budgets": len(plan.tokens) * plan.rounds * each}
 
 
 def largest_count(bench):
@@ -492,7 +461,7 @@ PAPER = Paper(
     parts={
         "budgets": (budgets, budgets_count),
         "largest": (largest_model, largest_count),
-        "utilisation": (utilisation, lambda bench: {"utilisation": 3}),
+        "utilisation": (utilisation, lambda _: {"utilisation": 3}),
         "scale": (scale, scale_count),
     },
     claims=CLAIMS,

@@ -255,10 +255,6 @@ def read_html(path):
     yield page.blocks
 
 
-def read_text(path):
-    yield list(paragraphs(text_of(path)))
-
-
 def read_preformatted(path):
     text = html.unescape(re.sub(r"<[^<>]*>", "", text_of(path)))
     yield list(paragraphs(re.sub(r"\*\S+\*|\|(\S+)\|", r"\1", text)))
@@ -306,10 +302,6 @@ def parts_of(blocks):
             part, size = [], 0
     if part:
         yield part
-
-
-def read_parts(path):
-    yield from parts_of(paragraphs(text_of(path)))
 
 
 def read_dictionary(path):
@@ -398,8 +390,8 @@ def longest_strings(data):
 
 READERS = {
     "html": read_html,
-    "text": read_text,
-    "parts": read_parts,
+    "text": lambda path: [list(paragraphs(text_of(path)))],
+    "parts": lambda path: parts_of(paragraphs(text_of(path))),
     "preformatted": read_preformatted,
     "pod": read_pod,
     "man": read_man,
@@ -555,9 +547,8 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "data/english", metavar="FOLDER")
     parser.add_argument("--list", type=Path, default=LIST, metavar="FILE", help="of packages")
     parser.add_argument("--no-download", action="store_true", help="take what is in OUT/packages")
-    parser.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="N", help="of the vocabulary; 0: no shards"
-    )
+    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N",
+                        help="of the vocabulary; 0: no shards")
     try:
         return run(parser.parse_args())
     except Failure as failure:
