@@ -49,11 +49,9 @@ if os.geteuid() == 0:
 
 
 def train_words(folder, threads, B, T, steps, model="gpt2:124M", dtype="fp32"):
-    return words(
-        *("./train_gpt --train", folder / "train.bin", "--log", folder / "log.jsonl"),
-        f"--model {model} --dtype {dtype} --micro-batch {B} --seq-len {T} --steps {steps}",
-        f"--threads {threads} --val-every 0 --grad-clip 0 --weight-decay 0.1",
-    )
+    return words("./train_gpt --train", folder / "train.bin", "--log", folder / "log.jsonl",
+                 f"--model {model} --dtype {dtype} --micro-batch {B} --seq-len {T} --steps {steps}",
+                 f"--threads {threads} --val-every 0 --grad-clip 0 --weight-decay 0.1")
 
 
 def train(folder, ranks, threads, B, T, steps, **model):
@@ -146,9 +144,8 @@ def wait_for(kind, log, begin):
 def restart(folder, rounds):
     out, log, seconds, at = folder / "out", folder / "log.jsonl", [], 0
     command = words(
-        "scripts/launch.sh --ranks 2 --",
-        train_words(folder, max(1, cores() // 2), 4, 64, 10**6),
-        *("--save-every 3 --keep 1 --out", out),
+        "scripts/launch.sh --ranks 2 --", train_words(folder, max(1, cores() // 2), 4, 64, 10**6),
+        "--save-every 3 --keep 1 --out", out,
     )
     nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     run = subprocess.Popen(command, env=ENVIRONMENT, **nothing)

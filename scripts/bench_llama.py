@@ -33,8 +33,7 @@ def ours(model, options, more=()):
             ["./train_gpt", "--model", model, "--dtype", options.dtype, "--log", log.name]
             + ["--train", "data/text_bytes_train_*.bin", "--val-every", "0", "--seq-len", str(T)]
             + ["--micro-batch", str(ROWS), "--steps", str(options.steps), *more],
-            check=True,
-            stdout=subprocess.DEVNULL,
+            check=True, stdout=subprocess.DEVNULL,
         )
         steps = [event for event in map(json.loads, log) if event["event"] == "step"][2:]
     middle = sorted(steps, key=lambda event: event["ms"])[len(steps) // 2]
@@ -46,16 +45,9 @@ def transformers_llama(options):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        hidden_size=CHANNELS,
-        intermediate_size=FFN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        vocab_size=VOCAB,
-        tie_word_embeddings=True,
-        max_position_embeddings=T,
-    )
+    config = LlamaConfig(hidden_size=CHANNELS, intermediate_size=FFN, num_hidden_layers=LAYERS,
+                         num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=VOCAB,
+                         tie_word_embeddings=True, max_position_embeddings=T)
     model = LlamaForCausalLM(config)
     model.to(torch.bfloat16 if options.dtype == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

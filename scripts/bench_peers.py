@@ -108,10 +108,7 @@ WITHOUT = {  # privacy
     "ghost": "untied",
     "ghost fsdp": "sharded",
 }
-KEEPS_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
-}
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 COMPILED = ("compiled", "tuned", "bf16")
 KEEPING_MEMORY = ("tuned", "bf16")
 PEERS = ("eager", "compiled", "tuned", "bf16 eager", "bf16")
@@ -149,14 +146,8 @@ def make_private(model, optimizer, case, mode):
         torch.utils.data.TensorDataset(torch.zeros(100 * case.B)), batch_size=case.B
     )  # it wants one, for its account
     made = PrivacyEngine().make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=data,
-        criterion=nn.CrossEntropyLoss(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        poisson_sampling=False,
-        grad_sample_mode=mode,
+        module=model, optimizer=optimizer, data_loader=data, criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=False, grad_sample_mode=mode,
     )
     return made[0], made[1], made[2] if "ghost" in mode else None
 
@@ -178,13 +169,8 @@ def train_private_peer(case, peer, log):
         dist.init_process_group("gloo")
         dist.device_mesh.init_device_mesh("cpu", (case.ranks,))
         model = FSDP2Wrapper(model)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=3e-4,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
-        fused=peer in ("plain", "untied", "sharded"),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                                  fused=peer in ("plain", "untied", "sharded"))
     if peer in WITHOUT:
         mode = peer.replace(" ", "_")
         model, optimizer, criterion = make_private(model, optimizer, case, mode)
@@ -211,10 +197,8 @@ def train_peer(case, peer, log):
     model = GPT(case.shape.layers, case.shape.heads, case.shape.channels, case.shape.vocab)
     if "OMPI_COMM_WORLD_RANK" in os.environ:  # started by mpirun, whose first rank is on node0
         os.environ.update(
-            RANK=os.environ["OMPI_COMM_WORLD_RANK"],
-            WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"],
-            MASTER_ADDR="node0",
-            MASTER_PORT="29500",
+            RANK=os.environ["OMPI_COMM_WORLD_RANK"], WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"],
+            MASTER_ADDR="node0", MASTER_PORT="29500",
         )
     if case.ranks > 1:
         dist.init_process_group("gloo")
@@ -253,20 +237,18 @@ def threads(case):
 
 def our_command(program, shard, case, zero, log, flags):
     return words(
-        *(f"mpirun -np {case.ranks} --bind-to none", (program,), "--train", shard, "--val", shard),
+        f"mpirun -np {case.ranks} --bind-to none", (program,), "--train", shard, "--val", shard,
         f"--model {case.shape.model} --micro-batch {case.B} --seq-len {case.T} --zero {zero}",
         f"--batch-tokens {case.B * case.T * case.ranks} --steps {WARMUP + case.steps}",
         f"--val-every 0 --weight-decay 0.1 --grad-clip 0 --threads {threads(case)}",
-        *("--log", log, flags),
+        "--log", log, flags,
     )
 
 
 def peer_command(name, peer, case, log):
     together = f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks}"
-    return words(
-        *((sys.executable,), together if case.ranks > 1 else "", Path(__file__)),
-        *("--peer", (peer,), "--cases", name, "--times", log),
-    )
+    return words((sys.executable,), together if case.ranks > 1 else "", Path(__file__), "--peer",
+                 (peer,), "--cases", name, "--times", log)
 
 
 def measure(command, variables, case, log):
@@ -381,10 +363,8 @@ def print_rows(name, runs):
 
 def cpu_model():
     with open("/proc/cpuinfo") as lines:
-        return next(
-            (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-            platform.machine(),
-        )
+        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+                    platform.machine())
 
 
 def benchmark(cases, program, rounds):
@@ -409,9 +389,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--cases", default=",".join(CASES), help="comma-separated, default: %(default)s"
-    )
+    parser.add_argument("--cases", default=",".join(CASES),
+                        help="comma-separated, default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
     parser.add_argument("--program", default="./train_gpt")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)

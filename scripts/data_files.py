@@ -37,7 +37,7 @@ EXIT_INPUT, EXIT_RESOURCES, EXIT_STOPPED = 2, 3, 130
 class Failure(Exception):
     """Ends the program with an exit status and one message."""
 
-    def __init__(self, status, message):
+    def __init__(self, message, status=EXIT_INPUT):
         super().__init__(message)
         self.status = status
 
@@ -83,8 +83,7 @@ def tokenizer_words(file):
     for byte in file[8:16] + file[HEADER_BYTES:]:
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)
     return (
-        TOKENIZER_MAGIC,
-        *struct.unpack("<i", file[8:12]),
+        TOKENIZER_MAGIC, *struct.unpack("<i", file[8:12]),
         *struct.unpack("<2i", struct.pack("<Q", value)),
     )
 
@@ -139,9 +138,8 @@ def locked(prefix):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
                 raise Failure(
-                    EXIT_INPUT,
                     f"another prepare_data.py is writing {prefix}: wait for its end, or give this"
-                    " one another --name",
+                    " one another --name"
                 ) from error
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(path)):
@@ -188,10 +186,7 @@ def up_to_date(prefix, stamp):
         old = json.loads(read_regular(hidden(prefix, "stamp")))
         sizes = {name: (prefix.parent / name).stat().st_size for name in old["files"]}
     except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
+        OSError, ValueError, KeyError, TypeError,
     ):  # no stamp or a damaged one, or a file is gone
         return False
     return old == stamp | {"files": sizes}

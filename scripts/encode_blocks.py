@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 
-from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure
+from data_files import EXIT_RESOURCES, Failure
 from text_sources import BAD_RECORD, NO_UTF8, Item, add_lost, documents_of
 
 WAITING = 4  # blocks or results for each worker
@@ -60,7 +60,7 @@ def clean(text):
 class Encoder:
     def __init__(self, tokenizer, rules):
         self.tokenizer, self.rules = tokenizer, rules
-        self.end = tokenizer.end_packed()
+        self.end = tokenizer.pack([tokenizer.end_of_text])
 
     def __call__(self, block):
         with self.tokenizer.guarded():
@@ -90,7 +90,7 @@ class Encoder:
     def items(self, block, result):
         def bad(reason, size):
             if not self.rules.skip:
-                raise Failure(EXIT_INPUT, f"{reason} (--skip-bad leaves such records out)")
+                raise Failure(f"{reason} (--skip-bad leaves such records out)")
             result.left_out += 1
             result.reason = result.reason or reason
             add_lost(result.lost, {block.path: {BAD_RECORD: size}})
@@ -134,7 +134,7 @@ def work(block):
     try:
         return encoder(block)
     except Failure as failure:
-        return failure.status, str(failure)
+        return str(failure), failure.status
 
 
 def encoded(blocks, encode, count):
@@ -169,7 +169,7 @@ def encoded(blocks, encode, count):
             yield block, result
     except BrokenProcessPool as error:
         raise Failure(
-            EXIT_RESOURCES, "a worker ended: too little memory? --workers 1 takes least"
+            "a worker ended: too little memory? --workers 1 takes least", EXIT_RESOURCES
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

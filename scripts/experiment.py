@@ -30,6 +30,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable
 
 import run_log
@@ -65,7 +66,7 @@ class Failed(Exception):
     """The script ends with this status and message; of_run is the exit status of the run that
     failed."""
 
-    def __init__(self, status, message, of_run=None):
+    def __init__(self, message, status=EXIT_INPUT, of_run=None):
         super().__init__(message)
         self.status, self.of_run = status, of_run
 
@@ -92,14 +93,8 @@ class Runner:
             os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"
         )
         with open(output, "wb") as file:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
-                start_new_session=True,
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                     env=environment, start_new_session=True)
         self.children.add(child)
         if self.stopped:  # the signal came between the look above and now
             child.terminate()
@@ -139,16 +134,15 @@ def complete(runner, folder, command):
     command = [*command, "--log", str(log)]
     found = recorded(folder)
     if found and found != command:
-        raise Failed(EXIT_INPUT, f"{folder} holds another run: choose another --into, or remove it")
+        raise Failed(f"{folder} holds another run: choose another --into, or remove it")
     if found:
         return log, False
     folder.mkdir(parents=True, exist_ok=True)
     status = runner.run(command, output)
     if status:
         raise Failed(
-            EXIT_FAILED,
             f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})",
-            status,
+            EXIT_FAILED, status
         )
     new = folder / "run.tmp"
     new.write_text(json.dumps({"command": command}) + "\n")
@@ -189,13 +183,8 @@ def cluster(*parts):
 
 def no_cluster(*parts):
     """What this machine lacks for a cluster, empty where it lacks nothing."""
-    check = subprocess.run(
-        [CLUSTER, *words("check --cpu 10", *parts)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    check = subprocess.run([CLUSTER, *words("check --cpu 10", *parts)], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, check=False)
     return check.stdout.strip() or "no cluster" if check.returncode else ""
 
 
@@ -242,7 +231,7 @@ def read_shard(path):
     data = Path(path).read_bytes()
     size = struct.calcsize(SHARD)
     if len(data) < size or (len(data) - size) % 2:
-        raise Failed(EXIT_INPUT, f"{path}: no shard: run make data again")
+        raise Failed(f"{path}: no shard: run make data again")
     return struct.unpack_from(SHARD, data), array.array("H", data[size:])
 
 
@@ -353,12 +342,20 @@ def busy():
 # Runs
 
 
+def plans(**values):
+    """What --quick and --full differ in: name -> (value with --quick, with --full)."""
+    sizes = "quick", "full"
+    of = lambda at: {name: both[at] for name, both in values.items()}
+    return {size: SimpleNamespace(**of(at)) for at, size in enumerate(sizes)}
+
+
 class Bench:
     """What the parts of an experiment share: the plan (--quick or --full), runs that are made where
     they are not there yet, and what was measured."""
 
     def __init__(self, options, plans):
         self.plan, self.options, self.runner = plans[options.plan], options, Runner()
+        self.steps = getattr(options, "steps", None) or getattr(self.plan, "steps", None)
         self.into, self.program = options.into, (options.program,)
         self.found = {}  # measurements by name, which the claims are decided by
         self.repeats = {}  # name -> how many timings or seeds a measurement rests on; without: 1
@@ -395,9 +392,8 @@ class Bench:
             self.runner.progress.finished(group, str(words(*command)), quiet=True)
         if status not in allowed:
             raise Failed(
-                EXIT_FAILED,
                 f"{name}: exit status {status}: {last_words(output)} (all of it: {output})",
-                status,
+                EXIT_FAILED, status
             )
         return status, output.read_text(errors="replace")
 
@@ -408,14 +404,16 @@ class Bench:
             logs[variant].append(run(variant, number))
         return logs
 
+    def times_in_turns(self, rounds, variants, run, measure=None):
+        """Variant -> Spread of its steps' times over the rounds."""
+        logs = self.in_turns(rounds, variants, run)
+        return {variant: spread(map(measure or step_ms, of)) for variant, of in logs.items()}
+
     def forecast(self, name, *flags, group="forecasts"):
         """What --dry-run says: (the object, ""), or (None, why nothing fits)."""
         file = name.replace(",", "").replace(" ", "_").replace("/", "_")
-        status, text = self.ask(
-            *(f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags),
-            allowed=(0, EXIT_RESOURCES),
-            group=group,
-        )
+        status, text = self.ask(f"forecasts/{file}.txt", self.program, "--dry-run --json", *flags,
+                                allowed=(0, EXIT_RESOURCES), group=group)
         return (None, text) if status else (first_object(text), "")
 
     @property
@@ -435,13 +433,8 @@ class Bench:
         pyplot = pyplot_or_none(Path(sys.argv[0]).stem)
         if not pyplot:
             return
-        figure, panels = pyplot.subplots(
-            rows,
-            columns,
-            figsize=(size[0] * columns, size[1] * rows),
-            layout="constrained",
-            squeeze=False,
-        )
+        figure, panels = pyplot.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows),
+                                         layout="constrained", squeeze=False)
         paint(panels if rows > 1 else panels[0])
         for axes in panels.flat:
             axes.grid(alpha=0.3)
@@ -473,7 +466,7 @@ def smallest_that_fits(text):
     """Bytes of the smallest device budget that a refusal names."""
     found = re.search(r"smallest that fits is --device-memory (\d+)", text)
     if not found:
-        raise Failed(EXIT_FAILED, f"no smallest budget in: {text.strip()[-300:]}")
+        raise Failed(f"no smallest budget in: {text.strip()[-300:]}", EXIT_FAILED)
     return int(found[1])
 
 
@@ -541,6 +534,23 @@ def tuned(bench, part, every, rates, command, score=final_loss, better=min):
     }
 
 
+def tuned_to_edges(settings, losses_of, most):
+    """Candidate -> (rate, other) -> loss. settings: (candidate, rate, other) to begin with, where
+    other is what is tuned beside the rate; losses_of: of settings, setting -> loss. While the best
+    rate of a candidate is at an edge of its grid, the next one is tried, up to so many."""
+    grids, wanted = {}, list(settings)
+    while wanted:
+        for (one, rate, other), loss in losses_of(wanted).items():
+            grids.setdefault(one, {})[rate, other] = loss
+        wanted = []
+        for one, grid in grids.items():
+            other = min(grid, key=grid.get)[1]
+            of_other = {rate: loss for (rate, of), loss in grid.items() if of == other}
+            rate = rate_beyond(of_other, most)
+            wanted += [(one, rate, other)] if rate else []
+    return grids
+
+
 def rate_beyond(grid, most):
     """The rate that a grid (rate -> loss) of so many at most lacks because its best one is at an
     edge, or None."""
@@ -590,6 +600,15 @@ def write_rows(path, rows, columns=vars):
         table = csv.DictWriter(file, [*found[0]], lineterminator="\n")
         table.writeheader()
         table.writerows(found)
+
+
+def bars(axes, labels, series, styles=None, **of_labels):
+    """Bars side by side for each label. series: of (name, heights); styles: of each series."""
+    width = 0.8 / len(series)
+    for at, (name, heights) in enumerate(series):
+        places = [place + width * (at - (len(series) - 1) / 2) for place in range(len(labels))]
+        axes.bar(places, heights, width, label=name, **(styles[at] if styles else {}))
+    axes.set_xticks(range(len(labels)), labels, **of_labels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -649,15 +668,14 @@ def documented(page=None):
     for line in itertools.takewhile(lambda line: line.startswith("|"), rows):
         row = re.fullmatch(r"\| ([A-Z]\d+) \|(?:[^|]+\|){3} \[([A-Z ]+)\]\([^()|]+\)[^|]*\|", line)
         if not row:
-            raise Failed(EXIT_INPUT, f"{page}: no row of its table of claims: {line[:60]} ...")
+            raise Failed(f"{page}: no row of its table of claims: {line[:60]} ...")
         found[row[1]] = row[2]
     count = collections.Counter(found.values())
     said = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
     if f"{len(found)} claims: {said}." not in " ".join(text.split()):
         raise Failed(
-            EXIT_INPUT,
             f"{page}: its table has {len(found)} claims: {said or 'none'}; its text does not"
-            " say that",
+            " say that"
         )
     return found
 
@@ -680,8 +698,9 @@ def verdict_table(decided, repeats=None):
 @dataclass(frozen=True)
 class Paper:
     """An experiment of a paper. parts: name -> (what it does: of a bench, the text of its tables
-    and the lines beside the paper; what it will run: of a bench, group -> runs at most). Both write
-    what the claims are decided by into the bench. default: the parts that are done where none is
+    and the lines beside the paper; what it will run: of a bench, group -> runs at most; a title, if
+    it needs a cluster, under which it is left out where there is none). The first writes what the
+    claims are decided by into the bench. default: the parts that are done where none is
     asked for; steps: --steps replaces the training steps of its plans; reads_text: the parts that
     need `make data`; arguments: adds options of its own; bench: makes the Bench; finish: writes
     what several parts have a share in."""
@@ -737,12 +756,18 @@ def options_of(paper, given):
 
 def do_parts(paper, bench):
     """The text of all tables."""
-    chosen = [paper.parts[part] for part in bench.options.part]
-    counts = [count(bench) for _, count in chosen]
-    tables, lines = [], []
-    for at, (part, _) in enumerate(chosen):
-        bench.runner.progress.plan(*counts[at:])
-        table, told = part(bench)
+    chosen, tables, lines = [], [], []
+    for part in bench.options.part:
+        work, count, *title = paper.parts[part]
+        missing = no_cluster() if title else ""
+        if missing:
+            left_out = f"{title[0]}: left out: {missing}\n\n"
+            chosen.append((lambda bench, text=left_out: (text, []), {}))
+        else:
+            chosen.append((work, count(bench)))
+    for at, (work, _) in enumerate(chosen):
+        bench.runner.progress.plan(*(count for _, count in chosen[at:]))
+        table, told = work(bench)
         tables.append(table)
         lines += told
     paper.finish(bench)
@@ -761,7 +786,7 @@ def reproduce(paper, options):
         known = documented(paper.page)
         missing = [claim.number for claim in paper.claims if claim.number not in known]
         if missing:
-            raise Failed(EXIT_INPUT, f"{paper.page_name()}: no row of {', '.join(missing)}")
+            raise Failed(f"{paper.page_name()}: no row of {', '.join(missing)}")
         disturbed = busy()
         bench = paper.bench(options, paper.plans)
         text = do_parts(paper, bench)
@@ -789,9 +814,7 @@ def run_script(name, into, work):
     try:
         held = hold_folder(into)
         if not held:
-            raise Failed(
-                EXIT_INPUT, f"another script works in {into}: wait for it, or choose another --into"
-            )
+            raise Failed(f"another script works in {into}: wait for it, or choose another --into")
         if busy():
             print(f"{name}: {busy()}", file=sys.stderr)
         with held:

@@ -97,18 +97,8 @@ def attention(by, rows, t, heads, d):
         )
         ms = median_ms(forward), median_ms(backward)
     gflop = 2e-9 * rows * heads * t * t * d  # causal: half of two products
-    tell(
-        what="attention",
-        by=by,
-        rows=rows,
-        T=t,
-        heads=heads,
-        D=d,
-        forward_ms=ms[0],
-        backward_ms=ms[1],
-        forward_tflops=gflop / ms[0],
-        backward_tflops=2.5 * gflop / ms[1],
-    )
+    tell(what="attention", by=by, rows=rows, T=t, heads=heads, D=d, forward_ms=ms[0],
+         backward_ms=ms[1], forward_tflops=gflop / ms[0], backward_tflops=2.5 * gflop / ms[1])
 
 
 def train(name, rows, layers, steps):
@@ -155,15 +145,8 @@ def steps_that_fit(name, rows):
         median = statistics.median(ms[WARMUP:])
         t = 16 if name == "toy" else T
         memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
-        tell(
-            what="steps",
-            model=name,
-            rows=rows,
-            ms=median,
-            first_ms=ms[0],
-            tokens_per_s=1e3 * rows * t / median,
-            memory=memory,
-        )
+        tell(what="steps", model=name, rows=rows, ms=median, first_ms=ms[0],
+             tokens_per_s=1e3 * rows * t / median, memory=memory)
         return
     raise SystemExit(f"gpu_peer: {name} does not fit with one sample")
 

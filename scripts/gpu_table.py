@@ -85,12 +85,10 @@ def system_rows(entries, predicted):
         if entry:
             found = entry["figures"]
             yield [
-                name,
-                cell(guess, "{:.0f}"),
+                name, cell(guess, "{:.0f}"),
                 cell(found["ms"], "{:.1f}") if found else outcome(entry),
                 cell(guess / found["ms"] - 1 if found else None, "{:+.0f} %", 100),
-                cell(found.get("tokens_per_s"), "{:,.0f}"),
-                cell(found.get("mfu"), "{:.1f} %", 100),
+                cell(found.get("tokens_per_s"), "{:,.0f}"), cell(found.get("mfu"), "{:.1f} %", 100),
                 cell(found.get("memory", {}).get("measured"), "{:.1f}", 1e-9),
             ]
 
@@ -166,19 +164,10 @@ def results_page(folders, whole=False):
     head = ["work", "attention", "ms, estimated", "measured", "error", "tokens/s", "MFU"]
     who = ["who", "tokens/s of a GPU", "the nearest here, measured"]
     lines = [
-        "# Speed on a GPU: estimated, and measured",
-        "",
-        summary(entries, toy),
-        "",
-        *textwrap.wrap(EXPLAINED.format(card), 100),
-        "",
-        SHOWS_ALL,
-        "",
-        "## Steps in bf16, one GPU, one micro-step",
-        "",
-        *table(head, [[*row[:5], row[6], row[8]] for row in steps]),
-        "## What others reach",
-        "",
+        "# Speed on a GPU: estimated, and measured", "", summary(entries, toy), "",
+        *textwrap.wrap(EXPLAINED.format(card), 100), "", SHOWS_ALL, "",
+        "## Steps in bf16, one GPU, one micro-step", "",
+        *table(head, [[*row[:5], row[6], row[8]] for row in steps]), "## What others reach", "",
         *table(who, [[*row, near(m) or "–"] for *row, m in ANCHORS]),
     ]
     if entries:

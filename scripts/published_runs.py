@@ -212,10 +212,8 @@ def recomputed_flops(tokens, layers, channels, T, vocab):
 def predict(run, fitted=FITTED):
     """What is predicted for a run, as it was published."""
     tokens, gpus = run.T * run.batch, run.nodes * run.ranks
-    seconds = dry_run(
-        *("--cluster", cluster_of(run, fitted), "--model", model_of(run), "--seq-len", run.T),
-        *("--micro-batch", run.micro_batch, "--batch-tokens", tokens, *run.flags),
-    )
+    seconds = dry_run("--cluster", cluster_of(run, fitted), "--model", model_of(run), "--seq-len",
+                      run.T, "--micro-batch", run.micro_batch, "--batch-tokens", tokens, *run.flags)
     if run.source == "MPT":
         moved = tokens / gpus * SHAPES["MPT"][1] * fitted["logits"]
         seconds += moved / (COPIES * MEMORY[run.gpu] * 1e9)

@@ -235,11 +235,7 @@ class Page:
         steps = sorted(values)
         ys = [values[step] for step in steps]
         kept = thinned(steps, ys, self.most)
-        return {
-            "x": [steps[i] for i in kept],
-            "y": [rounded(ys[i]) for i in kept],
-            **more,
-        }
+        return {"x": [steps[i] for i in kept], "y": [rounded(ys[i]) for i in kept], **more}
 
 
 def rounded(value):
@@ -405,7 +401,7 @@ def timeline(page, cells):
                 "begin": [rounded(1000 * cell[2]) for _, cell in found],
                 "length": [rounded(1000 * (cell[3] - cell[2])) for _, cell in found],
                 "text": [f"{cell[1]:g}" if cell[1] >= 0 else "" for _, cell in found],
-            })  # fmt: skip
+            })
     height = 70 + 34 * len(shown)
     page.add(page.figure("timeline", traces, height, xtitle="ms", rows=names))
     idle = 1 - sum(busy.values()) / (len(busy) * span or 1)
@@ -520,7 +516,7 @@ def add_privacy(page):
             "clip": "clipping threshold", "clip_style": "clipping style",
             "clip_function": "clipping function", "windows": "windows of training data",
             "windows_per_document": "windows of a document", "target": "--dp-epsilon",
-        }  # fmt: skip
+        }
         page.table([[text, fact[key]] for key, text in names.items() if fact.get(key) is not None])
         page.note(
             "Not counted: other runs on this data; what others on the machine can watch; rounding"
@@ -622,19 +618,14 @@ def document(page, title):
     policy = f"default-src 'none'; script-src {allowed}"
     policy += "; style-src 'unsafe-inline'; img-src data:"
     return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            *page.parts,
-            f'<script type="application/json" id="figures">{figures}</script>',
-            code,
-            "<noscript><p>JavaScript, which draws the figures, is off.</p></noscript>",
-            "</body></html>\n",
-        ]
+        ["<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+         '<link rel="icon" href="data:,">',
+         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>", *page.parts,
+         f'<script type="application/json" id="figures">{figures}</script>', code,
+         "<noscript><p>JavaScript, which draws the figures, is off.</p></noscript>",
+         "</body></html>\n"]
     )
 
 

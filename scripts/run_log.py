@@ -16,8 +16,8 @@ EXIT_INPUT, EXIT_RESOURCES = 2, 3
 LEGEND = 60  # columns of the flags in it
 # flags that shape no curve
 OUTPUTS = {
-    *("out", "log", "log-every", "export", "trace", "tensorboard", "profile-steps", "watchdog"),
-    *("val-every", "sample-every", "sample-tokens", "save-every", "keep", "resume"),
+    "out", "log", "log-every", "export", "trace", "tensorboard", "profile-steps", "watchdog",
+    "val-every", "sample-every", "sample-tokens", "save-every", "keep", "resume",
 }
 AXES = {"steps": "step", "tokens": "tokens", "time": "training time", "joules": "energy (J)"}
 PANELS = ("memory", "traffic")

@@ -47,9 +47,7 @@ def draw(pyplot, folder):
     )
     lines = excerpt((folder / "printed.txt").read_text())
     above.axis("off")
-    above.text(
-        0, 1, "\n".join(lines), family="monospace", size=8.4, va="top", parse_math=False
-    )
+    above.text(0, 1, "\n".join(lines), family="monospace", size=8.4, va="top", parse_math=False)
     runs = plot.load_all([folder / "log.jsonl"])
     plot.draw_losses(below, runs, "steps", 0)
     return figure

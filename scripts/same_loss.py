@@ -74,18 +74,18 @@ class Refused(Exception):
 
 # Flags that choose a layout, and change nothing of what is computed.
 LAYOUT_FLAGS = {
-    *("zero", "zero-quantized-weights", "zero-hpz-partition-size", "zero-quantized-gradients"),
-    *("zero-quant-block", "zero-gradient-bits", "zero-error-feedback", "reduce-dtype"),
-    *("pipeline", "pipeline-schedule", "pipeline-warmup", "micro-batches", "micro-batch"),
-    *("recompute", "offload", "offload-update", "offload-dir", "device-memory", "host-memory"),
-    *("ranks-per-node", "cyclic-mode", "fit"),
+    "zero", "zero-quantized-weights", "zero-hpz-partition-size", "zero-quantized-gradients",
+    "zero-quant-block", "zero-gradient-bits", "zero-error-feedback", "reduce-dtype",
+    "pipeline", "pipeline-schedule", "pipeline-warmup", "micro-batches", "micro-batch",
+    "recompute", "offload", "offload-update", "offload-dir", "device-memory", "host-memory",
+    "ranks-per-node", "cyclic-mode", "fit",
 }
 QWZ = {"zero": "3", "zero-quantized-weights": "1"}
 # Flags about what is shown and kept.
 OUTPUT_FLAGS = {
-    *("out", "log", "log-every", "tensorboard", "config", "export", "trace", "profile-steps"),
-    *("val", "val-every", "val-batches", "hellaswag", "sample-every", "save-every", "keep"),
-    *("resume", "steps", "batch-tokens", "json", "watchdog"),
+    "out", "log", "log-every", "tensorboard", "config", "export", "trace", "profile-steps",
+    "val", "val-every", "val-batches", "hellaswag", "sample-every", "save-every", "keep",
+    "resume", "steps", "batch-tokens", "json", "watchdog",
 }
 
 # What a run is not to do, whatever FLAGS say; the last value of a flag counts.
@@ -244,13 +244,8 @@ def cyclic(task, rule, group):
 # --------------------------------------------------------------------------------------------------
 # Runs
 
-ENVIRONMENT = dict(
-    os.environ,
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    OMP_WAIT_POLICY="passive",
-)
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_rmaps_base_oversubscribe="1", OMP_WAIT_POLICY="passive")
 
 
 def said(text):
@@ -291,12 +286,16 @@ class Task:
         told = {name: str(value) for name, value in inner(first.start, "flags").items()}
         self.shares = told["share"] != "none"
         self.rules = not first.start.get("privacy") and not self.shares
-        self.precision, self.layers = told["dtype"], self.read_layers(first)
+        config = json.loads((first.folder / "model/config.json").read_bytes())
+        self.layers = config.get("n_layer") or config["num_hidden_layers"]
+        self.precision = told["dtype"]
         changed = self.changed(told, options.flags)
         self.given = {n: v for n, v in changed.items() if n in LAYOUT_FLAGS - {"fit"}}
         if set(self.given) <= {"micro-batch", "cyclic-mode"}:
             self.given = {}  # that is what all begin with
-        self.samples = self.read_samples(told)
+        length, tokens = int(told["seq-len"]), int(told["batch-tokens"])
+        # of a step; without --batch-tokens they depend on the ranks
+        self.samples = tokens // length if tokens else int(told["micro-batch"]) * self.ranks
         self.flags = {n: v for n, v in changed.items() if n not in LAYOUT_FLAGS | OUTPUT_FLAGS}
         self.flags["batch-tokens"] = self.samples * int(told["seq-len"])
         self.flags["micro-batch"] = min(int(told["micro-batch"]), max(1, self.samples // 2))
@@ -304,15 +303,6 @@ class Task:
         if told["threads"] == "0":
             self.flags["threads"] = max(1, (os.cpu_count() or 1) // self.ranks)
         self.first = first
-
-    def read_layers(self, first):
-        config = json.loads((first.folder / "model/config.json").read_bytes())
-        return config.get("n_layer") or config["num_hidden_layers"]
-
-    def read_samples(self, told):
-        """Of a step. Without --batch-tokens they depend on the ranks."""
-        length, tokens = int(told["seq-len"]), int(told["batch-tokens"])
-        return tokens // length if tokens else int(told["micro-batch"]) * self.ranks
 
     def changed(self, told, given):
         """Flags that differ from their default, and secrets, which no log tells."""
@@ -375,12 +365,8 @@ class Task:
         environment = dict(ENVIRONMENT, OMPI_MCA_orte_tmpdir_base=str(folder))
         with open(folder / "said", "wb") as out:
             process = subprocess.Popen(
-                list(map(str, command)),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=out,
-                start_new_session=True,
+                list(map(str, command)), env=environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=out, start_new_session=True,
             )
         try:
             code = process.wait()
@@ -400,9 +386,7 @@ class Task:
 
     def train(self, ranks, flags, name):
         flags = {**self.flags, **flags, "steps": self.steps}
-        return self.launch(
-            ranks, words_of({n: v for n, v in flags.items() if v is not None}), name
-        )
+        return self.launch(ranks, words_of({n: v for n, v in flags.items() if v is not None}), name)
 
 
 def is_default(value, default):
@@ -872,12 +856,8 @@ def parse_arguments(words):
     parser.add_argument("logs", nargs="*", metavar="LOG", help="two or more, or -- FLAGS")
     parser.add_argument("--ranks", type=int, default=min(4, max(2, os.cpu_count() or 1)))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default {STEPS}")
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="TEXT",
-        help="layouts with it in their name; may be given several times",
-    )
+    parser.add_argument("--only", action="append", metavar="TEXT",
+                        help="layouts with it in their name; may be given several times")
     parser.add_argument("--factor", type=float, default=FACTOR, help=f"default {FACTOR}")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default 2)")
     parser.add_argument("--program", type=Path, default=ROOT / "train_gpt", metavar="FILE")

@@ -57,17 +57,8 @@ GIVEN_BY_US = ("--out", "--log", "--resume")
 LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 STOPPED_EARLY = b"stopped at step "  # what train_gpt prints after a graceful stop
 COLUMNS = (
-    "run",
-    "state",
-    "steps",
-    "val loss",
-    "bits/byte",
-    "best val",
-    "at step",
-    "train loss",
-    "tokens/s",
-    "time (s)",
-    "message",
+    "run", "state", "steps", "val loss", "bits/byte", "best val", "at step", "train loss",
+    "tokens/s", "time (s)", "message",
 )
 
 
@@ -144,19 +135,9 @@ class Run:
 
     def command(self, program, restarts):
         return [
-            str(SCRIPTS / "launch.sh"),
-            "--restarts",
-            str(restarts),
-            "--ranks",
-            self.chosen.get("ranks", "1"),
-            "--continue",
-            "--",
-            program,
-            *self.flags,
-            "--out",
-            str(self.folder),
-            "--log",
-            str(self.log),
+            str(SCRIPTS / "launch.sh"), "--restarts", str(restarts), "--ranks",
+            self.chosen.get("ranks", "1"), "--continue", "--", program, *self.flags, "--out",
+            str(self.folder), "--log", str(self.log),
         ]
 
     def recorded(self):
@@ -187,10 +168,8 @@ class Run:
         elif code > 128:  # ended by a second signal
             self.write_record("stopped")
         else:
-            self.write_record(
-                "refused" if code == EXIT_INPUT else "failed",
-                f"exit {code}: {last_message(text.decode(errors='replace'))}",
-            )
+            self.write_record("refused" if code == EXIT_INPUT else "failed",
+                              f"exit {code}: {last_message(text.decode(errors='replace'))}")
 
 
 def last_message(text):
@@ -252,20 +231,13 @@ class Sweep:
         slot = self.slots.get()
         run.write_record("stopped")  # what it is if we are killed
         command = [
-            "taskset",
-            "--cpu-list",
-            ",".join(map(str, slot)),
+            "taskset", "--cpu-list", ",".join(map(str, slot)),
             *run.command(self.options.program, self.options.restarts),
         ]
         with open(run.output, "ab+") as output:
             begin = output.seek(0, os.SEEK_END)
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                     stderr=output, start_new_session=True)
             self.children.add(child)
             if self.stops:  # it came between the look above and now
                 child.send_signal(signal.SIGINT)
@@ -399,8 +371,7 @@ def arguments():
         return int(text)
 
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="sweep.sh GRID [option ...]",
     )
     parser.add_argument("grid", type=Path, metavar="GRID")

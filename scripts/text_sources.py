@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data_files import EXIT_INPUT, Failure
+from data_files import Failure
 from regular_files import open_regular
 from text_tokenizers import need_package
 
@@ -61,24 +61,20 @@ def open_input(path):
     try:
         return open_regular(path)
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}") from error
 
 
 def file_size(path):
     try:
         return path.stat().st_size
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}") from error
 
 
 def kind_of(path):
     """The ending that says how a file is read, in small letters, without .gz and .zst."""
     path = Path(path)
     return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name).suffix.lower()
-
-
-def is_compressed(path):
-    return Path(path).suffix.lower() in COMPRESSED
 
 
 def is_archive(path):
@@ -154,7 +150,7 @@ def named_failures(place):
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Failure(EXIT_INPUT, f"{place()}: cut off or damaged: {error}") from error
+        raise Failure(f"{place()}: cut off or damaged: {error}") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,9 +194,8 @@ class Document:
                 size += len(text)
                 if size > RECORD_MOST:
                     raise Failure(
-                        EXIT_INPUT,
                         f"{self.source}: longer than {RECORD_MOST} characters, and this tokenizer"
-                        " has tokens across words: it cannot be tokenized in pieces",
+                        " has tokens across words: it cannot be tokenized in pieces"
                     )
                 if not last:
                     continue
@@ -220,7 +215,8 @@ class Document:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         for i, (block, last) in enumerate(self.blocks()):
             if not i and not self.begin:
-                self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)" * is_wide(block)
+                if block.startswith(WIDE_MARKS):
+                    self.unread = "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)"
                 if block.startswith(MARK):
                     lost[NO_MARK] = len(MARK)
                 block = block.removeprefix(MARK)
@@ -235,7 +231,7 @@ class Document:
             while left:
                 left, at = left - len(block), at + len(block)
                 if not block and self.end is not None:
-                    raise Failure(EXIT_INPUT, f"{self.path}: became shorter while it was read")
+                    raise Failure(f"{self.path}: became shorter while it was read")
                 following = file.read(min(left, BLOCK)) if left else b""
                 last = not left or (self.end is None and not following)
                 self.end = at if last else self.end
@@ -258,10 +254,6 @@ def skip(file, count):
         return
     while count and (data := file.read(min(count, BLOCK))):
         count -= len(data)
-
-
-def is_wide(block):
-    return block.startswith(WIDE_MARKS)
 
 
 def readable(text):
@@ -312,7 +304,8 @@ def measured(document):
 
 def document_of(path):
     """A plain text file as one document."""
-    return measured(Document(path, 0, None if is_compressed(path) else file_size(path)))
+    is_compressed = path.suffix.lower() in COMPRESSED
+    return measured(Document(path, 0, None if is_compressed else file_size(path)))
 
 
 def last_border(text):
@@ -392,7 +385,7 @@ class LateDocument(Documents):
     def blocks(self):
         document = document_of(self.path)
         if document.unread:
-            raise Failure(EXIT_INPUT, f"{self.path}: no text, but {document.unread}")
+            raise Failure(f"{self.path}: no text, but {document.unread}")
         self.sides = {self.choose(document.digest): [document]}
         yield from super().blocks()
 
@@ -423,8 +416,7 @@ class Records:
                 if cut < len(self.separator):
                     if len(held) > RECORD_MOST:
                         raise Failure(
-                            EXIT_INPUT,
-                            f"{self.path}: record {first}: longer than {RECORD_MOST} bytes",
+                            f"{self.path}: record {first}: longer than {RECORD_MOST} bytes"
                         )
                     continue
                 block = bytes(held[:cut])
@@ -477,9 +469,7 @@ class Table:
                         held, size, first = [], 0, count + 1
         except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid: ValueError
             said = str(error).split("\n")[0][:200]
-            raise Failure(
-                EXIT_INPUT, f"{self.path}: record {count + 1}: cut off or damaged: {said}"
-            ) from error
+            raise Failure(f"{self.path}: record {count + 1}: cut off or damaged: {said}") from error
         if held:
             yield Block("texts", held, str(self.path), first, self.bytes)
 
@@ -487,13 +477,10 @@ class Table:
         index = schema.get_field_index(self.key)
         if index < 0:
             columns = ", ".join(schema.names[:20])
-            raise Failure(
-                EXIT_INPUT,
-                f"{self.path}: no column {self.key!r}: --text-key names one of {columns}",
-            )
+            raise Failure(f"{self.path}: no column {self.key!r}: --text-key names one of {columns}")
         kind = schema.field(index).type
         if not TEXT_KIND.fullmatch(str(stored_kind(kind))):
-            raise Failure(EXIT_INPUT, f"{self.path}: column {self.key!r} is {kind}, not text")
+            raise Failure(f"{self.path}: column {self.key!r} is {kind}, not text")
 
 
 # Arrow's names of the kinds of texts, and of bytes, which must be UTF-8.
@@ -547,8 +534,8 @@ class Bad(Exception):
 def json_text(line, rules):
     try:
         record = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    except UnicodeDecodeError:
+        raise
     except (ValueError, RecursionError) as error:
         raise Bad(f"no JSON object in one line: {error}") from error
     if not isinstance(record, dict):
@@ -560,17 +547,11 @@ def json_text(line, rules):
 
 
 def plain_text(line, rules):
-    try:
-        return line.decode().removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    return line.decode().removesuffix("\r")
 
 
 def column_text(value, rules):
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-        raise Bad("no UTF-8") from error
+    return value.decode() if isinstance(value, bytes) else value
 
 
 # kind of a block: (how its data are cut into records, how a record becomes text)
@@ -596,7 +577,8 @@ def documents_of(block, rules, forbidden, bad):
                 raise Bad(f"{rules.key!r} is no text")
             if forbidden and forbidden in text:
                 raise Bad(f"the text has the character {forbidden!r}, which ends texts")
-        except Bad as reason:
+        except (Bad, UnicodeDecodeError) as error:
+            reason = error if isinstance(error, Bad) else "no UTF-8"
             data = record if isinstance(record, bytes) else str(record).encode(errors="replace")
             bad(f"{block.path}: record {number}: {reason}", len(data))
             continue

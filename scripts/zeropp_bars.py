@@ -44,13 +44,12 @@ Fit set: the 8 bars of FIT_ROW. Hold-out sets, from the cleanest to the least cl
 """
 
 import argparse
-import itertools
 import statistics
 import sys
 from collections import namedtuple
 
 import published_runs
-from experiment import pyplot_or_none
+import experiment
 from published_runs import LIMIT, recomputed_flops
 
 NODES, GPUS, VOCAB = 24, 16, 50257
@@ -89,9 +88,9 @@ def step_seconds(shape, nodes, row, length, method, overlap, fitted):
     rates = ",".join(f"{name}={value:.12g}" for name, value in rates.items())
     model = f"layers={shape.layers},heads={shape.channels // 128},channels={shape.channels}"
     return published_runs.dry_run(
-        *("--cluster", f"{nodes}x{GPUS},{rates}", "--model", f"{model},vocab={VOCAB}"),
-        *("--seq-len", length, "--micro-batch", row.tokens // length, "--dtype", "bf16"),
-        *("--recompute", "block", "--zero", 3, *(ZEROPP if method else ())),
+        "--cluster", f"{nodes}x{GPUS},{rates}", "--model", f"{model},vocab={VOCAB}",
+        "--seq-len", length, "--micro-batch", row.tokens // length, "--dtype", "bf16",
+        "--recompute", "block", "--zero", 3, *(ZEROPP if method else ()),
     )
 
 
@@ -145,23 +144,21 @@ def fit(start):
 
 def draw(bars, path):
     """Published bars beside predicted ones, on the same axes for all links."""
-    pyplot = pyplot_or_none("zeropp_bars")
+    pyplot = experiment.pyplot_or_none("zeropp_bars")
     if not pyplot:
         return
     figure, panels = pyplot.subplots(
         2, len(BARS) // 2, figsize=(13, 7), layout="constrained", sharey=True
     )
     for axes, row in zip(panels.flat, BARS):
-        for at, (method, whose) in enumerate(itertools.product((0, 1), ("published", "predicted"))):
-            axes.bar(
-                [place + 0.2 * (at - 1.5) for place in range(len(BARS[row]))],
-                [bars[row, model, method][at % 2] for model in BARS[row]],
-                0.2,
-                color=f"C{method}",
-                alpha=1 if at % 2 else 0.5,
-                label=f"{METHODS[method]}, {whose}",
-            )
-        axes.set_xticks(range(len(BARS[row])), list(BARS[row]))
+        series = [(method, at) for method in (0, 1) for at in (0, 1)]
+        heights = [
+            (f"{METHODS[method]}, {('published', 'predicted')[at]}",
+             [bars[row, model, method][at] for model in BARS[row]])
+            for method, at in series
+        ]
+        styles = [{"color": f"C{method}", "alpha": 1 if at else 0.5} for method, at in series]
+        experiment.bars(axes, list(BARS[row]), heights, styles)
         axes.set_title(f"{row.links} x 100 Gbit/s a node, {row.tokens} tokens a GPU")
         axes.grid(alpha=0.3, axis="y")
     for axes in panels[:, 0]:

@@ -892,7 +892,7 @@ bench.draw("figure12", lambda axes: dapple.paint_figure12(bars, axes[0]))
 bars = zeropp_bars.BARS
 keys = [(row, model, method) for row in bars for model in bars[row] for method in (0, 1)]
 zeropp_bars.draw({key: (bars[key[0]][key[1]][key[2]], 30) for key in keys}, "bars.png")
-sweep = zeropp.Sweep(bench.plan, bench)
+sweep = zeropp.Sweep(bench)
 for shape in sweep.plan.links:
     for rate in sweep.plan.links[shape]["ZeRO-3"]:
         for variant, ms in (("ZeRO-3", 20000 / rate), ("ZeRO++", 5000 / rate)):
@@ -999,7 +999,7 @@ class Zeropp(Reproduces):
         """The first guess lies between rates whose messages partly hide; from there the second is
         near enough."""
         plan, share = zeropp.PLANS["full"], zeropp.QUARTER
-        sweep = zeropp.Sweep(plan, None)
+        sweep = zeropp.Sweep(argparse.Namespace(plan=plan))
         sweep.measure = lambda shape, rate, variant, repeat: sweep.rows.append(
             zeropp.Row(
                 shape,
@@ -1041,7 +1041,7 @@ class Zeropp(Reproduces):
         """ZeRO-3 and ZeRO++ follow each other in every repeat, every other time the other way
         round; the others run once."""
         plan, order = zeropp.PLANS["quick"], []
-        sweep = zeropp.Sweep(plan, None)
+        sweep = zeropp.Sweep(argparse.Namespace(plan=plan))
         sweep.measure = lambda shape, rate, variant, repeat: order.append((variant, repeat))
         sweep.compare("2x2", 50, [*plan.links["2x2"]])
         self.assertEqual(
@@ -1579,7 +1579,7 @@ class Dpzero(Reproduces):
         """Losses that are lowest at a batch of 128 and a rate that falls with the channels, and
         that differ by seed."""
         rates = {"0.12M": 0.01, "0.83M": 0.01, "4.8M": 0.005}
-        made = dpzero_curves.Curves(dpzero_curves.PLANS["full"], None)
+        made = dpzero_curves.Curves(self.bench())
 
         def loss(run):
             distance = abs(run.rate - rates[run.size.name]) + abs(run.batch - 128) / 1e4
@@ -2378,7 +2378,7 @@ class Offload(Reproduces):
         self.assertNotIn("all or nothing: all", text)
         self.assertIn("| 128M | 15 blocks | 31 blocks | 31 blocks |", text)
         self.assertIn("fits: 50 %; smallest", text)
-        self.assertRegex(text, r"\n *\d+/\d+ .* left  budgets/4096_fits_round0")
+        self.assertRegex(text, r"(?m)^ *\d+/\d+ .* left  budgets/4096_fits_round0")
         done, of = re.findall(r"(?m)^ *(\d+)/(\d+) ", text)[-1]
         self.assertEqual(done, of, "in the end nothing is left")
         self.assertEqual(self.verdicts(text), {"M4": "NOT MET"})

@@ -51,18 +51,13 @@ from dataclasses import dataclass
 
 from experiment import (
     COUNTED, EXIT_FAILED, MIB, SCRIPTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper,
-    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, percent, processes,
-    read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs, words,
-)  # fmt: skip
+    data_flags, final_loss, folder_name, last, markdown, mean_ms, no_cluster, percent, plans,
+    processes, read_shard, run_name, sent_bytes, span, spread, step_ms, tuned, tuned_runs, words,
+)
 
 PEERS = SCRIPTS.parent / ".venv-peers"
 DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
-RULES = {
-    DP: "",
-    V1: "--cyclic v1",
-    V2: "--cyclic v2",
-    SLACK: "--cyclic v2 --cyclic-slack 1",
-}
+RULES = {DP: "", V1: "--cyclic v1", V2: "--cyclic v2", SLACK: "--cyclic v2 --cyclic-slack 1"}
 QUALITY = (DP, V1, V2)  # the rules whose losses are compared
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
 UNLIMITED = 0.0  # a c
@@ -72,72 +67,33 @@ BALANCE = 3.0  # c = F + B
 TRAFFIC_LINKS = {"c = F + B": BALANCE, "c = (F + B) / 4": BALANCE / 4}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    memory_cuts: tuple  # values of N
-    cluster_steps: int  # of a run there, the first WARMUP of which are not looked at
-    loads: tuple  # values of c
-    rounds: int  # of all loads and rules, in turns
-    cuts: tuple  # values of N for quality
-    tuning_seeds: tuple  # choose the learning rate
-    seeds: tuple  # run at the chosen rate, and are told
-    text_steps: int
-    text_rates: dict  # learning rates by optimizer
-    setting_share: float  # of the steps of SETTINGS
-    image_steps: int
-    image_rates: dict
-    cause_steps: int
-    cause_rates: tuple
-    cause_seeds: tuple
-
-
-PLANS = {
-    "quick": Plan(
-        memory_cuts=(8,),
-        cluster_steps=WARMUP + 8,
-        loads=(UNLIMITED, BALANCE),
-        rounds=1,
-        cuts=(4,),
-        tuning_seeds=(1,),
-        seeds=(1,),
-        text_steps=1000,
-        text_rates={"adamw": ("2e-3", "4e-3")},
-        setting_share=0.05,
-        image_steps=1500,
-        image_rates={"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
-        cause_steps=400,
-        cause_rates=("4e-3",),
-        cause_seeds=(1,),
+PLANS = plans(
+    memory_cuts=((8,), (2, 4, 8)),  # values of N
+    cluster_steps=(WARMUP + 8, WARMUP + 20),  # of a run, the first WARMUP of which do not count
+    loads=((UNLIMITED, BALANCE), (UNLIMITED, 1, 2, BALANCE, 4.5, 6)),  # values of c
+    rounds=(1, 3),  # of all loads and rules, in turns
+    cuts=((4,), (2, 4)),  # values of N for quality
+    tuning_seeds=((1,), (1, 2)),  # choose the learning rate
+    seeds=((1,), (3, 4, 5, 6, 7)),  # run at the chosen rate, and are told
+    text_steps=(1000, 12000),
+    text_rates=(  # learning rates by optimizer
+        {"adamw": ("2e-3", "4e-3")},
+        {"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
     ),
-    "full": Plan(
-        memory_cuts=(2, 4, 8),
-        cluster_steps=WARMUP + 20,
-        loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6),
-        rounds=3,
-        cuts=(2, 4),
-        tuning_seeds=(1, 2),
-        seeds=(3, 4, 5, 6, 7),
-        text_steps=12000,
-        text_rates={"adamw": ("2e-3", "4e-3", "8e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
-        setting_share=1,
-        image_steps=8000,
-        image_rates={
-            "adamw": ("1.25e-3", "2.5e-3", "5e-3"),
-            "sgd": ("1e-2", "3e-2", "1e-1", "3e-1"),
-        },
-        cause_steps=3000,
-        cause_rates=("2e-3", "4e-3", "8e-3"),
-        cause_seeds=(1, 2),
+    setting_share=(0.05, 1),  # of the steps of SETTINGS
+    image_steps=(1500, 8000),
+    image_rates=(
+        {"adamw": ("2.5e-3",), "sgd": ("3e-1",)},
+        {"adamw": ("1.25e-3", "2.5e-3", "5e-3"), "sgd": ("1e-2", "3e-2", "1e-1", "3e-1")},
     ),
-}
+    cause_steps=(400, 3000),
+    cause_rates=(("4e-3",), ("2e-3", "4e-3", "8e-3")),
+    cause_seeds=((1,), (1, 2)),
+)
 
 
 def train(bench, data, rule, *flags):
-    return words(
-        *(bench.program, data_flags(data), "--threads 1 --grad-clip 0", *flags, RULES[rule])
-    )
+    return words(bench.program, data_flags(data), "--threads 1 --grad-clip 0", *flags, RULES[rule])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -157,10 +113,8 @@ def live_bytes(trace, sizes):
     """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live
     from its forward to the end of its weight part; what ends without having begun belongs to the
     step before, and lives from the start."""
-    actions = sorted(
-        (event for event in trace["traceEvents"] if event.get("cat") == "compute"),
-        key=lambda event: event["ts"],
-    )
+    actions = sorted((event for event in trace["traceEvents"] if event.get("cat") == "compute"),
+                     key=lambda event: event["ts"])
     begin = actions[0]["ts"]
     changes, seen, live = [], set(), 0
     for event in actions:
@@ -196,8 +150,7 @@ def memory_run(bench, rule, N):
     flags = (
         f"--model layers={2 * N - 2},heads={HEADS},channels={C},vocab=256 --seq-len {T}",
         f"--micro-batch {micro} --batch-tokens {SAMPLES * T} {cut}",
-        "--steps 6 --val-every 0 --profile-steps 5:5 --trace",
-        trace,
+        "--steps 6 --val-every 0 --profile-steps 5:5 --trace", trace,
     )
     log = bench.run(name, train(bench, TEXT, rule, *flags))
     counted = last(log, "end")["memory"]["measured"]["activations"]
@@ -206,7 +159,7 @@ def memory_run(bench, rule, N):
     places = [1 if rule == DP else N - unit // 2 for unit in range(2 * N)]
     if sum(size * count for size, count in zip(sizes, places)) != counted:
         raise Failed(
-            EXIT_FAILED, f"{name}: {counted} bytes of activations are not those of docs/memory.md"
+            f"{name}: {counted} bytes of activations are not those of docs/memory.md", EXIT_FAILED
         )
     return counted, live_bytes(json.loads(trace.read_text()), sizes)
 
@@ -237,12 +190,9 @@ def memory(bench):
         return "; ".join(f"{name} {peak_over_mean(found[N, name][1]):.2f}" for name in (DP, rule))
 
     return "", [
-        [
-            f"{rule}: peak of activations over DP's, N={N}, one rank",
-            f"(N+1)/2N = {(N + 1) / 2 / N:.4f}",
-            f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
-            "allocated bytes; stages of two units, the embedding and head are lighter than blocks",
-        ]
+        [f"{rule}: peak of activations over DP's, N={N}, one rank",
+         f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape(N, rule)}",
+         "allocated bytes; stages of two units, the embedding and head are lighter than blocks"]
         for (N, rule), ratio in ratios.items()
     ]
 
@@ -345,10 +295,8 @@ def on_cluster(bench, rate, more=""):
 def cluster_run(bench, name, flags, rate, watch=None, more=""):
     """The log. watch: looks at the run, unless it is there already."""
     cut = CUT if "--cyclic" in flags else ""
-    command = words(
-        *(on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut)),
-        f"--steps {bench.plan.cluster_steps} --val-every 0",
-    )
+    command = words(on_cluster(bench, rate, more), train(bench, TEXT, DP, MODEL, flags, cut),
+                    f"--steps {bench.plan.cluster_steps} --val-every 0")
     if watch is None or (bench.into / name / "run.json").exists():
         return bench.run(name, command)
     with watch:
@@ -373,16 +321,6 @@ def forward_seconds(bench):
 
 def pulses(bench, seconds):
     return Pulses(bench.cluster_name, bench.program[0], seconds)
-
-
-def on_cluster_only(title, part):
-    """A part that is left out where there is no cluster."""
-
-    def run(bench):
-        missing = no_cluster()
-        return (f"{title}: left out: {missing}\n\n", []) if missing else part(bench)
-
-    return run
 
 
 # --------------------------------------------------------------------------------------------------
@@ -435,9 +373,8 @@ def traffic_found(bench, link, rule):
     begins = steps_of(samples, seconds)
     if len(begins) < 2:
         raise Failed(
-            EXIT_FAILED,
             f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder"
-            " and run again on a machine with less to do",
+            " and run again on a machine with less to do", EXIT_FAILED
         )
     return seconds, [
         [bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)
@@ -472,13 +409,10 @@ def traffic(bench):
     rows = [[*run, *map(cell, shares[run], found[run][1])] for run in found]
     nodes = [f"node {n}: share in the busiest tenth, MB a step" for n in range(RANKS)]
     return markdown(["link", "traffic", *nodes], rows), [
-        [
-            f"{rule}: share of a link's bytes in the busiest tenth of a step, {link} (DP"
-            f" {means[link, DP]:.2f})",
-            "balanced: 0.10",
-            f"{means[link, rule]:.2f}",
-            "messages are as long as a storage, and a link carries one at its full rate",
-        ]
+        [f"{rule}: share of a link's bytes in the busiest tenth of a step, {link} (DP"
+         f" {means[link, DP]:.2f})",
+         "balanced: 0.10", f"{means[link, rule]:.2f}",
+         "messages are as long as a storage, and a link carries one at its full rate"]
         for link, rule in found
         if rule != DP
     ]
@@ -504,8 +438,8 @@ def measured_speed(bench):
             name = folder_name(f"speed/c{c:g}_{rule}_round{round_}")
             return cluster_run(bench, name, RULES[rule], rate_of(bench, c))
 
-        logs = bench.in_turns(bench.plan.rounds, RULES, run)
-        found |= {(c, rule): spread(map(step_ms, of)) for rule, of in logs.items()}
+        times = bench.times_in_turns(bench.plan.rounds, RULES, run)
+        found |= {(c, rule): of for rule, of in times.items()}
     return found
 
 
@@ -516,8 +450,7 @@ def measured_jitter(bench, pulse):
         name = folder_name(f"speed/jitter_{rule}_round{round_}")
         return cluster_run(bench, name, RULES[rule], 0, pulses(bench, pulse))
 
-    logs = bench.in_turns(bench.plan.rounds, RULES, run)
-    return {rule: spread(map(mean_ms, of)) for rule, of in logs.items()}
+    return bench.times_in_turns(bench.plan.rounds, RULES, run, mean_ms)
 
 
 def pytorch_speed(bench):
@@ -525,10 +458,8 @@ def pytorch_speed(bench):
     where bench_peers.sh has not installed it."""
     if not (PEERS / "installed").exists():
         return {}
-    command = words(
-        *("env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python"),
-        "scripts/bench_peers.py --peer eager --cases cyclic",
-    )
+    command = words("env GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1", PEERS / "bin/python",
+                    "scripts/bench_peers.py --peer eager --cases cyclic")
     return {
         c: step_ms(
             bench.run(f"speed/c{c:g}_PyTorch", on_cluster(bench, rate_of(bench, c)), command)
@@ -555,12 +486,9 @@ def speed(bench):
         ]
 
     lines = [
-        [
-            f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited",
-            f"{ideal(c)[0] / ideal(c)[1]:.2f}x",
-            *cells(at(c)),
-            f"{pytorch[c]:.0f}" if pytorch else "not installed",
-        ]
+        [f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited",
+         f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(at(c)),
+         f"{pytorch[c]:.0f}" if pytorch else "not installed"]
         for c in loads
     ]
     stops = f"one rank after another stops for {pulse * 1000:.0f} ms"
@@ -584,25 +512,14 @@ def speed(bench):
         return "; ".join(f"{rule} {against(times, rule):.2f}x" for rule in OTHERS)
 
     return markdown(header, lines), [
-        [
-            "speed against overlapped DP at c = F + B (goal 1.2x)",
-            "no times; ideal 1.33x",
-            told(at(BALANCE)),
-            "DP here hides messages behind the backward pass; CDP's depend on each other, from"
-            " rank to rank",
-        ],
-        [
-            "the same, unlimited link (goal 0.98x)",
-            "ideal 1.00x",
-            told(at(UNLIMITED)),
-            "messages take the processor's time",
-        ],
-        [
-            "the same, ranks that stop now and then, unlimited link (mean step)",
-            "",
-            told(jitter),
-            "DP waits for the slowest rank in every step, CDP for a neighbour",
-        ],
+        ["speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x",
+         told(at(BALANCE)),
+         "DP here hides messages behind the backward pass; CDP's depend on each other, from"
+         " rank to rank"],
+        ["the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(at(UNLIMITED)),
+         "messages take the processor's time"],
+        ["the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter),
+         "DP waits for the slowest rank in every step, CDP for a neighbour"],
     ]
 
 
@@ -641,8 +558,7 @@ SETTINGS = {
     ),
     "images, AdamW": Setting("images", "adamw", 6000, ("2e-3", "4e-3", "8e-3"), "--beta2 0.99"),
     "text, SGD with Nesterov momentum": Setting(
-        *("text", "sgd", 24000, ("1e-2", "3e-2", "6e-2")),
-        f"--momentum 0.9 --nesterov 1 {SHORT_TEXT}",
+        "text", "sgd", 24000, ("1e-2", "3e-2", "6e-2"), f"--momentum 0.9 --nesterov 1 {SHORT_TEXT}",
     ),
 }
 
@@ -688,7 +604,7 @@ def candidates(rules, cuts, optimizer, setting=""):
 def training(bench, data, steps, model, validation, one, rate, seed):
     decay = 0.1 if one.optimizer == "adamw" else 0
     return train(
-        *(bench, data, DP, model, f"--steps {steps} --lr {rate} --warmup {steps // 10}"),
+        bench, data, DP, model, f"--steps {steps} --lr {rate} --warmup {steps // 10}",
         f"--weight-decay {decay} --val-every {steps} --val-batches {validation} --seed {seed}",
         one.flags(),
     )
@@ -710,29 +626,21 @@ class Score:
 
 
 LOSS = Score(final_loss, min, "{:.4f}".format, "{:+.4f}".format)
-LABELS = Score(
-    lambda log: last(log, "val")["label_accuracy"],
-    max,
-    lambda share: f"{100 * share:.1f}",
-    lambda difference: f"{100 * difference:+.1f}",
-)
+LABELS = Score(lambda log: last(log, "val")["label_accuracy"], max,
+               lambda share: f"{100 * share:.1f}", lambda difference: f"{100 * difference:+.1f}")
 
 
 def quality_table(title, found, score):
     """Of candidates of one or several optimizers."""
     rows = [
-        [
-            *(str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items())),
-            *(result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean)),
-            "" if one.rule == DP else score.against(result, found[one.base()]),
-        ]
+        [str(one), ", ".join(f"{rate}: {score.text(of)}" for rate, of in result.grid.items()),
+         result.rate, " ".join(map(score.text, result.scores)), score.text(result.mean),
+         "" if one.rule == DP else score.against(result, found[one.base()])]
         for one, result in found.items()
     ]
     return markdown(
-        [
-            *(title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean"),
-            "against DP by seed, 95 % interval",
-        ],
+        [title, "mean of the seeds that choose, by rate", "rate", "by seed", "mean",
+         "against DP by seed, 95 % interval"],
         rows,
     )
 
@@ -781,16 +689,12 @@ def quality(bench):
     every = [
         one for optimizer in plan.text_rates for one in candidates(QUALITY, plan.cuts, optimizer)
     ]
-    found = tuned(
-        *(bench, "quality", every, plan.text_rates),
-        lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job),
-    )
+    found = tuned(bench, "quality", every, plan.text_rates,
+                  lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 800, *job))
     draw_quality(bench, "quality", found, "validation loss")
     return quality_table(f"text, {steps} steps of 64 bytes, validation loss", found, LOSS), (
-        quality_lines(
-            *(bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS),
-            "a small GPT, many small steps (docs/results/cyclic.md)",
-        )
+        quality_lines(bench, found, "validation loss, text", "as good as DP (CNNs, SGD)", LOSS,
+                      "a small GPT, many small steps (docs/results/cyclic.md)")
     )
 
 
@@ -868,15 +772,14 @@ def images(bench):
         for one in candidates(QUALITY, (IMAGE_CUT,), optimizer)
     ]
     found = tuned(
-        *(bench, "images", every, plan.image_rates),
-        lambda *job: training(bench, prefix, steps, model, -1, *job),
-        *(LABELS.of, LABELS.better),
+        bench, "images", every, plan.image_rates,
+        lambda *job: training(bench, prefix, steps, model, -1, *job), LABELS.of, LABELS.better,
     )
     draw_quality(bench, "images", found, "share of right labels")
     title = f"images of {pixels} pixels, {steps} steps of {SMALL_STEP}, right labels in %"
     return quality_table(title, found, LABELS), quality_lines(
-        *(bench, found, "right labels of held-out images, points of a percent,"),
-        *("CIFAR-10 and ImageNet: the same within noise", LABELS),
+        bench, found, "right labels of held-out images, points of a percent,",
+        "CIFAR-10 and ImageNet: the same within noise", LABELS,
         f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})",
     )
 
@@ -899,10 +802,8 @@ def causes(bench):
     model = f"{TEXT_MODEL} --seq-len 64 --batch-tokens 256"
     rules = [Candidate(DP), Candidate(V1, RANKS), Candidate(V2, RANKS)]
     commands = {
-        (name, one, rate, seed): words(
-            training(bench, TEXT, steps, model, 200, one, rate, seed),
-            flags.format(late=steps * 2 // 5),
-        )
+        (name, one, rate, seed): words(training(bench, TEXT, steps, model, 200, one, rate, seed),
+                                       flags.format(late=steps * 2 // 5))
         for name, flags in CAUSES.items()
         for one in rules
         if not (one.rule == V2 and "--grad-clip" in flags)  # it has no norm in time
@@ -996,20 +897,16 @@ def zero(bench):
         ],
     )
     sent = [ends[mode]["traffic"]["measured"]["inter"] for mode in cyclic]
-    bench.tell(
-        "collectives",
-        sum(bytes_ for kinds in sent for kind, bytes_ in kinds.items() if kind != "send"),
-    )
+    bench.tell("collectives",
+               sum(bytes_ for kinds in sent for kind, bytes_ in kinds.items() if kind != "send"))
     speeds = [ratio(link, mode) for link in links for mode in cyclic]
     bench.tell("zero speed", speeds, bench.plan.rounds)
     goals = {"unlimited": "0.98x", "c = F + B": "0.98x"}
     return by_link + by_mode, [
-        [
-            f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})",
-            "O(log N) to O(1) messages in turn",
-            "; ".join(f"{mode} {ratio(link, mode):.2f}x" for mode in cyclic),
-            "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most",
-        ]
+        [f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})",
+         "O(log N) to O(1) messages in turn",
+         "; ".join(f"{mode} {ratio(link, mode):.2f}x" for mode in cyclic),
+         "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most"]
         for link in links
     ]
 
@@ -1027,46 +924,36 @@ CLAIMS = (
     # Stages of two units, of which the embedding and the head are lighter; within 2 %. At N = 8 the
     # least of the schedule is 1 / 1.15 of its peak, however long each action takes.
     Claim(
-        *("C1", "(N + 1) / 2N of the peak", ("memory",), COUNTED),
+        "C1", "(N + 1) / 2N of the peak", ("memory",), COUNTED,
         lambda found: f"{found[-1][1]:.4f} (N = {found[-1][0]}); peak over mean {found[-1][2]:.2f}",
         met=lambda found: found[-1][2] <= 1.15
         and all(ratio <= 1.02 * (N + 1) / 2 / N for N, ratio, _ in found),
         partly=lambda found: all(ratio < 1 for _, ratio, _ in found),
     ),
-    Claim(
-        *("C2", "0.10 in the busiest tenth", ("busiest",), TIMED),
-        lambda shares: f"{span(shares_of(shares, dp=False).values())},"
-        f" DP {span(shares_of(shares, dp=True).values())}",
-        met=lambda shares: max(shares_of(shares, dp=False).values()) <= 0.12,
-        partly=lambda shares: all(
-            share < 0.9 * shares[link, DP]
-            for (link, _), share in shares_of(shares, dp=False).items()
-        ),
-    ),
+    Claim("C2", "0.10 in the busiest tenth", ("busiest",), TIMED,
+          lambda shares: f"{span(shares_of(shares, dp=False).values())},"
+          f" DP {span(shares_of(shares, dp=True).values())}",
+          met=lambda shares: max(shares_of(shares, dp=False).values()) <= 0.12,
+          partly=lambda shares: all(
+              share < 0.9 * shares[link, DP]
+              for (link, _), share in shares_of(shares, dp=False).items()
+          )),
     # GPTs, not the paper's CNNs on CIFAR-10: in part at most.
-    Claim(
-        *("C3", "no difference", ("delay",), SEEDS),
-        lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
-        partly=lambda found: any(equal for one, equal in found if one.rule == V2),
-    ),
+    Claim("C3", "no difference", ("delay",), SEEDS,
+          lambda found: f"{sum(equal for _, equal in found)} of {len(found)} runs as DP",
+          partly=lambda found: any(equal for one, equal in found if one.rule == V2)),
     # The bytes decide; the speed is told.
-    Claim(
-        *("C6", "no broadcasts", ("collectives", "zero speed"), COUNTED),
-        lambda bytes_, speed: f"{bytes_} bytes of collectives; {span(speed)}x as fast",
-        met=lambda bytes_, speed: bytes_ == 0,
-    ),
+    Claim("C6", "no broadcasts", ("collectives", "zero speed"), COUNTED,
+          lambda bytes_, speed: f"{bytes_} bytes of collectives; {span(speed)}x as fast",
+          met=lambda bytes_, speed: bytes_ == 0),
     # ResNet-50 and ViT are not there.
-    Claim(
-        *("C7", "-30 %, -42 %", ("memory",), COUNTED),
-        lambda found: f"GPT: {percent(found[-1][1])}",
-    ),
-    Claim(
-        *("C8", "1.33x ideal", ("speed",), TIMED),
-        lambda speed: ", ".join(f"{ratio:.2f}x" for ratio in speed.values())
-        + " (v1, v2, slack 1)",
-        met=lambda speed: speed[V1] >= 1.2 and speed[V2] >= 1.1,
-        partly=lambda speed: speed[V1] >= 1.2 or speed[V2] >= 1.1,
-    ),
+    Claim("C7", "-30 %, -42 %", ("memory",), COUNTED,
+          lambda found: f"GPT: {percent(found[-1][1])}"),
+    Claim("C8", "1.33x ideal", ("speed",), TIMED,
+          lambda speed: ", ".join(f"{ratio:.2f}x" for ratio in speed.values())
+          + " (v1, v2, slack 1)",
+          met=lambda speed: speed[V1] >= 1.2 and speed[V2] >= 1.1,
+          partly=lambda speed: speed[V1] >= 1.2 or speed[V2] >= 1.1),
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -1078,20 +965,15 @@ def all_tuned_runs(plan, rates, count):
     return sum(count * tuned_runs(plan, len(of)) for of in rates.values())
 
 
-def cluster_count(group, runs):
-    """A part that looks at a calibration first."""
-    return lambda bench: (
-        {} if no_cluster() else {"speed": 1, group: runs(bench.plan) + (group == "speed")}
-    )
+def speed_count(bench):
+    plan, with_pytorch = bench.plan, (PEERS / "installed").exists()
+    runs = plan.rounds * len(RULES) * (len(plan.loads) + 1) + with_pytorch * len(plan.loads)
+    return {"speed": runs + 1}
 
 
-def speed_runs(plan):
-    with_pytorch = (PEERS / "installed").exists()
-    return plan.rounds * len(RULES) * (len(plan.loads) + 1) + with_pytorch * len(plan.loads)
-
-
-def zero_runs(plan):
-    return plan.rounds * len(ZERO) * (3 + (not no_cluster("--latency", LATENCY)))
+def zero_count(bench):
+    links = 3 + (not no_cluster("--latency", LATENCY))
+    return {"speed": 1, "zero": bench.plan.rounds * len(ZERO) * links}
 
 
 def quality_count(bench):
@@ -1114,26 +996,23 @@ def causes_count(bench):
     return {"causes": runs * len(bench.plan.cause_rates) * len(bench.plan.cause_seeds)}
 
 
+TRAFFIC_RUNS = len(RULES) * len(TRAFFIC_LINKS)
 PAPER = Paper(
     name="cyclic",
     doc=__doc__,
     plans=PLANS,
     parts={
         "memory": (memory, lambda bench: {"memory": 3 * len(bench.plan.memory_cuts)}),
-        "traffic": (
-            on_cluster_only("Traffic", traffic),
-            cluster_count("traffic", lambda plan: len(RULES) * len(TRAFFIC_LINKS)),
-        ),
-        "speed": (on_cluster_only("Speed", speed), cluster_count("speed", speed_runs)),
+        "traffic": (traffic, lambda _: {"speed": 1, "traffic": TRAFFIC_RUNS}, "Traffic"),
+        "speed": (speed, speed_count, "Speed"),
         "quality": (quality, quality_count),
         "settings": (settings, settings_count),
-        "zero": (on_cluster_only("ZeRO", zero), cluster_count("zero", zero_runs)),
+        "zero": (zero, zero_count, "ZeRO"),
         "images": (images, images_count),
         "causes": (causes, causes_count),
     },
     claims=CLAIMS,
     steps=True,
-    arguments=lambda parser: parser.add_argument(
-        "--images", default="data/digits_images", metavar="PREFIX"
-    ),
+    arguments=lambda parser: parser.add_argument("--images", default="data/digits_images",
+                                                 metavar="PREFIX"),
 )

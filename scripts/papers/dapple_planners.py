@@ -245,12 +245,8 @@ class Level:
 def pipedream(model, cluster):
     """The plan: first for the GPUs of a node, then for the nodes, each with the batch of the
     profile. The stages of several nodes are replicated on each of them."""
-    inner = Level(
-        model,
-        lambda first, end: model.batch * model.seconds(first, end),
-        cluster.of_node,
-        cluster.intra,
-    )
+    inner = Level(model, lambda first, end: model.batch * model.seconds(first, end),
+                  cluster.of_node, cluster.intra)
     times = {}
     for first in range(model.units):
         for (end, count), (time, _, _) in inner.solve(first, model.units).items():

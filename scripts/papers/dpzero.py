@@ -40,8 +40,8 @@ import experiment
 from experiment import (
     COUNTED, EXIT_RESOURCES, FORECAST, MIB, SEEDS, TIMED, Claim, Failed, Paper, cluster, cores,
     data_flags, events, first_object, last, listed, local_ranks, markdown, no_cluster,
-    percent, random_shard, span, spread, timed_steps, turns, words, write_rows,
-)  # fmt: skip
+    percent, plans, random_shard, span, spread, timed_steps, turns, words, write_rows,
+)
 from papers import dpzero_curves
 
 WARMUP = 1  # steps that are not looked at
@@ -61,6 +61,7 @@ FLAGS = {
 CLUSTERS = {2: "2x1 --rate 400mbit", 4: "2x2 --rate 400mbit"}
 SPLITS = {2: "5:1,5:1", 4: "3:1,2:1,2:1,3:1"}
 ZERO1, PIPELINE = "ZeRO 1", "pipeline"
+PIPELINE_RANKS = 2, 4
 LAYOUTS = {  # stage of ZeRO, variants
     ZERO1: (1, (PUBLIC, UNIT, FLAT)),
     "ZeRO 3": (3, (PUBLIC, UNIT, FLAT)),
@@ -122,74 +123,38 @@ CLUSTER_RUN = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    grid: Shape
-    ranks: dict  # ranks -> stages
-    pipelined: Shape  # of 8 blocks
-    layouts: tuple  # of LAYOUTS
-    sizes: tuple
-    size_styles: tuple
-    steps: int
-    rounds: int
-    widths: tuple
-    wide_styles: tuple
-    wide_tokens: int
-    wide_rounds: int
-    training: str  # flags of a run on text
-    training_steps: int
-    note: str = ""
-    pipeline_ranks: tuple = (2, 4)
-
-
-PLANS = {
-    "quick": Plan(
-        grid=Shape("grid", 4, 4, 256, 256, 128, 4, 2),
-        ranks={1: (0,), 2: (0, 1, 2, 3)},
-        pipelined=Shape("stages", 8, 4, 128, 256, 128, 2, 2),
-        layouts=(ZERO1, PIPELINE),
-        sizes=(
-            blocks_of("124M", 12, 12, 768, 256, 4, 2),
-            blocks_of("1558M", 48, 25, 1600, 256, 4, 1),
-        ),
-        size_styles=(PUBLIC, UNIT, FLAT),
-        steps=WARMUP + 2,
-        rounds=1,
-        widths=("7B",),
-        wide_styles=(PUBLIC, UNIT),
-        wide_tokens=256,
-        wide_rounds=1,
-        training="--model layers=2,heads=4,channels=128,vocab=256 --seq-len 64 --micro-batch 16"
+PLANS = plans(
+    grid=(Shape("grid", 4, 4, 256, 256, 128, 4, 2), Shape("grid", 6, 6, 384, 256, 256, 4, 2)),
+    ranks=({1: (0,), 2: (0, 1, 2, 3)}, dict.fromkeys((1, 2, 4), (0, 1, 2, 3))),  # ranks -> stages
+    pipelined=(  # of 8 blocks
+        Shape("stages", 8, 4, 128, 256, 128, 2, 2),
+        Shape("stages", 8, 4, 256, 256, 128, 2, 4),
+    ),
+    layouts=((ZERO1, PIPELINE), tuple(LAYOUTS)),
+    sizes=(
+        (blocks_of("124M", 12, 12, 768, 256, 4, 2), blocks_of("1558M", 48, 25, 1600, 256, 4, 1)),
+        (Shape("6 x 384", 6, 6, 384, 50257, 256, 12, 1),
+         Shape("124M", 12, 12, 768, 50257, 1024, 2, 2),
+         blocks_of("350M", 24, 16, 1024, 1024, 2, 2),
+         blocks_of("774M", 36, 20, 1280, 1024, 2, 2),
+         blocks_of("1558M", 48, 25, 1600, 1024, 2, 2)),
+    ),
+    size_styles=((PUBLIC, UNIT, FLAT), (PUBLIC, UNIT, FLAT, SAMPLED)),
+    steps=(WARMUP + 2, WARMUP + 3),
+    rounds=(1, 3),
+    widths=(("7B",), tuple(WIDTHS)),
+    wide_styles=((PUBLIC, UNIT), (PUBLIC, UNIT, FLAT)),
+    wide_tokens=(256, 1024),
+    wide_rounds=(1, 2),
+    training=(  # flags of a run on text
+        "--model layers=2,heads=4,channels=128,vocab=256 --seq-len 64 --micro-batch 16"
         " --batch-tokens 8192 --lr 3e-3 --warmup 10 --val-batches 8",
-        training_steps=100,
-        note="--quick: small models, few steps, one round. --full is the measurement.",
-    ),
-    "full": Plan(
-        grid=Shape("grid", 6, 6, 384, 256, 256, 4, 2),
-        ranks=dict.fromkeys((1, 2, 4), (0, 1, 2, 3)),
-        pipelined=Shape("stages", 8, 4, 256, 256, 128, 2, 4),
-        layouts=tuple(LAYOUTS),
-        sizes=(
-            Shape("6 x 384", 6, 6, 384, 50257, 256, 12, 1),
-            Shape("124M", 12, 12, 768, 50257, 1024, 2, 2),
-            blocks_of("350M", 24, 16, 1024, 1024, 2, 2),
-            blocks_of("774M", 36, 20, 1280, 1024, 2, 2),
-            blocks_of("1558M", 48, 25, 1600, 1024, 2, 2),
-        ),
-        size_styles=(PUBLIC, UNIT, FLAT, SAMPLED),
-        steps=WARMUP + 3,
-        rounds=3,
-        widths=tuple(WIDTHS),
-        wide_styles=(PUBLIC, UNIT, FLAT),
-        wide_tokens=1024,
-        wide_rounds=2,
-        training="--model layers=4,heads=4,channels=128,vocab=256 --seq-len 64 --micro-batch 32"
+        "--model layers=4,heads=4,channels=128,vocab=256 --seq-len 64 --micro-batch 32"
         " --batch-tokens 32768 --lr 3e-3 --warmup 50 --val-batches 16",
-        training_steps=500,
     ),
-}
+    training_steps=(100, 500),
+    note=("--quick: small models, few steps, one round. --full is the measurement.", ""),
+)
 TRAINING = "--final-lr-fraction 0.1 --beta2 0.99 --weight-decay 0.1"
 
 
@@ -262,7 +227,7 @@ def read_row(log, place, variant, number, T, samples):
     end = last(log, "end")
     memory, traffic = end["memory"]["measured"], end["traffic"]["measured"]
     return Row(
-        *(*place, variant, number, ms, counted, memory["device"], memory["host"]),
+        *place, variant, number, ms, counted, memory["device"], memory["host"],
         sum(traffic["total"].values()),
         {f"{link} {kind}": n for link in ("intra", "inter") for kind, n in traffic[link].items()},
         speed_limit(log.parent / "output.txt"),
@@ -279,13 +244,11 @@ class Bench(experiment.Bench):
     def command(self, shape, ranks, stage, variant, more="", launcher=None):
         samples = ranks * shape.rows * shape.micro_steps
         windows = samples * (POISSON if variant == SAMPLED else 1)
-        return words(
-            *(launcher or local_ranks(ranks), self.program),
-            *("--train", shard(self.into, shape.vocab, windows, shape.T), "--val-every 0"),
-            f"--model {shape.model()} --seq-len {shape.T} --micro-batch {shape.rows}",
-            f"--batch-tokens {samples * shape.T} --zero {stage}",
-            f"--threads {max(1, cores() // ranks)} {more} {FLAGS[variant]}",
-        )
+        return words(launcher or local_ranks(ranks), self.program, "--train",
+                     shard(self.into, shape.vocab, windows, shape.T), "--val-every 0",
+                     f"--model {shape.model()} --seq-len {shape.T} --micro-batch {shape.rows}",
+                     f"--batch-tokens {samples * shape.T} --zero {stage}",
+                     f"--threads {max(1, cores() // ranks)} {more} {FLAGS[variant]}")
 
     def measure(self, place, variant, number, command, T, samples=None):
         part, name, ranks, stage = place
@@ -397,9 +360,7 @@ def steps(bench):
         style: statistics.median(bench.speeds(places, style).values()) for style in (UNIT, FLAT)
     }
     bench.tell("speed", medians, plan.rounds)
-    bench.tell(
-        "memory", [bench.memory(place, style) for place in places for style in (UNIT, FLAT)]
-    )
+    bench.tell("memory", [bench.memory(place, style) for place in places for style in (UNIT, FLAT)])
     bench.tell("traffic", [a.traffic == b.traffic for a, b in bench.pairs()])
     return grid_table(bench) + size_table(bench), grid_lines(bench) + size_lines(bench)
 
@@ -413,25 +374,17 @@ def grid_lines(bench):
         return listed(f"{style}: {range_text(values(style))}" for style in (UNIT, FLAT))
 
     return [
-        [
-            f"speed, private over non-private, ZeRO 0 to 3 on {ranks} ranks",
-            "0.93 to 0.96 (16 to 128 GPUs, largest batch); 0.92 (128, same batch)",
-            by_style(lambda style: bench.speeds(places, style).values()),
-            "a small model on this machine's cores, which the ranks share",
-        ],
-        [
-            "memory, private over non-private (goal 1.05)",
-            "1.0 to 1.3",
-            by_style(lambda style: [bench.memory(place, style) for place in places]),
-            "no gradient of a sample is kept longer than its unit is at work",
-        ],
-        [
-            "traffic, private and non-private",
-            "equal",
-            f"equal in {sum(equal)} of {len(equal)} pairs, by link and kind of message, byte for"
-            " byte",
-            "messages of fp32 in both",
-        ],
+        [f"speed, private over non-private, ZeRO 0 to 3 on {ranks} ranks",
+         "0.93 to 0.96 (16 to 128 GPUs, largest batch); 0.92 (128, same batch)",
+         by_style(lambda style: bench.speeds(places, style).values()),
+         "a small model on this machine's cores, which the ranks share"],
+        ["memory, private over non-private (goal 1.05)", "1.0 to 1.3",
+         by_style(lambda style: [bench.memory(place, style) for place in places]),
+         "no gradient of a sample is kept longer than its unit is at work"],
+        ["traffic, private and non-private", "equal",
+         f"equal in {sum(equal)} of {len(equal)} pairs, by link and kind of message, byte for"
+         " byte",
+         "messages of fp32 in both"],
     ]
 
 
@@ -445,24 +398,15 @@ def size_lines(bench):
         )
 
     lines = [
-        [
-            "speed by size (goal 0.95; 0.93 at T <= 256)",
-            f"book-keeping: {BOOK_KEEPING} (100 tokens)",
-            told(UNIT),
-            "style unit; a sample's gradient is made once, measured, and added",
-        ],
-        [
-            "style flat, speed over what the norms' arithmetic leaves (goal 0.95)",
-            "flat at stages 2 and 3: not offered",
-            told(FLAT, lambda place, speed: speed / bench.limit(place, FLAT)),
-            "the limit counts multiplications alone; norms also read",
-        ],
-        [
-            "the same as sampled by Poisson's rule",
-            "accounts for it, but shuffles",
-            told(SAMPLED),
-            "a step's last micro-step is seldom full",
-        ],
+        ["speed by size (goal 0.95; 0.93 at T <= 256)",
+         f"book-keeping: {BOOK_KEEPING} (100 tokens)", told(UNIT),
+         "style unit; a sample's gradient is made once, measured, and added"],
+        ["style flat, speed over what the norms' arithmetic leaves (goal 0.95)",
+         "flat at stages 2 and 3: not offered",
+         told(FLAT, lambda place, speed: speed / bench.limit(place, FLAT)),
+         "the limit counts multiplications alone; norms also read"],
+        ["the same as sampled by Poisson's rule", "accounts for it, but shuffles", told(SAMPLED),
+         "a step's last micro-step is seldom full"],
     ]
     return lines if bench.speeds(places, SAMPLED) else lines[:-1]
 
@@ -472,14 +416,10 @@ def grid_table(bench):
     shape, lines = bench.plan.grid, []
     for place in bench.places("grid"):
         sent = sorted({row.sent for row, _ in bench.pairs() if row.place() == place})
-        lines.append(
-            [
-                *(str(place[2]), str(place[3]), f"{bench.base_ms(place):.2f}"),
-                *(spread_text(bench.speed(place, variant)) for variant in (UNIT, FLAT)),
-                *(f"{bench.memory(place, variant):.3f}" for variant in (UNIT, FLAT)),
-                ", ".join(f"{n / 1e6:.6f}" for n in sent),
-            ]
-        )
+        lines.append([str(place[2]), str(place[3]), f"{bench.base_ms(place):.2f}",
+                      *(spread_text(bench.speed(place, variant)) for variant in (UNIT, FLAT)),
+                      *(f"{bench.memory(place, variant):.3f}" for variant in (UNIT, FLAT)),
+                      ", ".join(f"{n / 1e6:.6f}" for n in sent)])
     header = ["ranks", "ZeRO", "non-private, ms a sample", "speed, unit", "flat", "memory, unit"]
     return (
         f"{shape.model()}, {shape.T} tokens, micro-batch {shape.rows}, {shape.micro_steps}"
@@ -492,16 +432,12 @@ def size_table(bench):
     names, shapes = bench.styles(places), {shape.name: shape for shape in bench.plan.sizes}
     for place in places:
         shape = shapes[place[1]]
-        lines.append(
-            [
-                f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary"
-                f" {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples",
-                f"{bench.base_ms(place):.1f}",
-                *(spread_text(bench.speed(place, name)) for name in names),
-                f"{bench.limit(place, FLAT):.3f}",
-                *(f"{bench.memory(place, name):.3f}" for name in names),
-            ]
-        )
+        lines.append([f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary"
+                      f" {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples",
+                      f"{bench.base_ms(place):.1f}",
+                      *(spread_text(bench.speed(place, name)) for name in names),
+                      f"{bench.limit(place, FLAT):.3f}",
+                      *(f"{bench.memory(place, name):.3f}" for name in names)])
     columns = [*(f"speed, {name}" for name in names), "flat's limit"]
     columns += [f"memory, {name}" for name in names]
     return "one rank\n\n" + markdown(["size", "non-private, ms a sample", *columns], lines)
@@ -514,7 +450,7 @@ def size_table(bench):
 def stages(bench):
     """All layouts of as many ranks in turn: rounds of one are compared with those of another."""
     plan, shape, missing = bench.plan, bench.plan.pipelined, no_cluster()
-    for ranks in plan.pipeline_ranks:
+    for ranks in PIPELINE_RANKS:
         quota = min(100, 100 * cores() // ranks)
         launcher = None if missing else cluster(CLUSTERS[ranks], "--cpu", quota)
         for name in plan.layouts:
@@ -537,19 +473,12 @@ def stages_lines(bench):
         )
 
     return [
-        [
-            "speed, private pipeline over private ZeRO-1 (unit), equal ranks",
-            "",
-            told(bench.over_zero),
-            "the same samples a step; a slow network, or none: see the table",
-        ],
-        [
-            "speed, private over non-private, the same pipeline",
-            "",
-            told(lambda place, variant: bench.speed(place, variant).median),
-            "flat clipping waits for one more way to the first stage and back, and keeps"
-            " activations meanwhile",
-        ],
+        ["speed, private pipeline over private ZeRO-1 (unit), equal ranks", "",
+         told(bench.over_zero), "the same samples a step; a slow network, or none: see the table"],
+        ["speed, private over non-private, the same pipeline", "",
+         told(lambda place, variant: bench.speed(place, variant).median),
+         "flat clipping waits for one more way to the first stage and back, and keeps"
+         " activations meanwhile"],
     ]
 
 
@@ -559,16 +488,12 @@ def stages_table(bench, missing):
         split = f", {SPLITS[place[2]]}" if place[1] == PIPELINE else ""
         for variant in LAYOUTS[place[1]][1]:
             private = "" if variant == PUBLIC else spread_text(bench.speed(place, variant))
-            lines.append(
-                [
-                    *(str(place[2]), place[1] + split, variant),
-                    f"{bench.median(place, variant, lambda row: row.ms):.2f}",
-                    *(private, f"{bench.over_zero(place, variant):.3f}"),
-                    f"{bench.median(place, variant, lambda row: row.device) / MIB:.1f}",
-                    f"{bench.median(place, variant, lambda row: row.sent) / 1e6:.3f}",
-                ]
-            )
-    where = ", ".join(CLUSTERS[ranks] for ranks in bench.plan.pipeline_ranks)
+            lines.append([str(place[2]), place[1] + split, variant,
+                          f"{bench.median(place, variant, lambda row: row.ms):.2f}", private,
+                          f"{bench.over_zero(place, variant):.3f}",
+                          f"{bench.median(place, variant, lambda row: row.device) / MIB:.1f}",
+                          f"{bench.median(place, variant, lambda row: row.sent) / 1e6:.3f}"])
+    where = ", ".join(CLUSTERS[ranks] for ranks in PIPELINE_RANKS)
     where += ", an equal share of the cores each"
     if missing:
         where = f"no emulated cluster here ({missing}): ranks share cores and memory"
@@ -588,9 +513,7 @@ def measure_widths(bench):
     """A block alone, one sample at a time. Stochastic gradient descent without a step takes least
     memory beside it. Returns the widths that do not fit."""
     plan, end, left_out = bench.plan, WARMUP + 2, []
-    more = (
-        f"--optimizer sgd --momentum 0 --lr 0 --steps {end} --profile-steps {WARMUP + 1}:{end}"
-    )
+    more = f"--optimizer sgd --momentum 0 --lr 0 --steps {end} --profile-steps {WARMUP + 1}:{end}"
     for width in (WIDTHS[name] for name in plan.widths):
         shape = Shape(width.name, 1, width.heads, width.channels, 256, plan.wide_tokens, 1, 1)
         place = "wide", width.name, 1, 0
@@ -628,21 +551,15 @@ def wide(bench):
     told = listed(f"{place[1]}: {speed:.3f}" for place, speed in speeds.items())
     told += "".join(f"; {name}: too little memory here" for name in left_out)
     return wide_table(bench) + cluster_table(predicted), [
-        [
-            "speed at the widths of 7B, 13B, 26B, 100B",
-            ", ".join(f"{width.paper:g}" for width in WIDTHS.values()),
-            told,
-            f"one block of the width, {bench.plan.wide_tokens} tokens, style unit, without"
-            " optimizer and messages",
-        ],
-        [
-            "GPT-100B on 512 GPUs",
-            "trained",
-            f"forecast of a rank: {gigabytes(a['memory']['device'])}, private"
-            f" {gigabytes(b['memory']['device'])} ({ratio:.3f}); traffic"
-            f" {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}",
-            "80 blocks of 10240, our geometry; a forecast",
-        ],
+        ["speed at the widths of 7B, 13B, 26B, 100B",
+         ", ".join(f"{width.paper:g}" for width in WIDTHS.values()), told,
+         f"one block of the width, {bench.plan.wide_tokens} tokens, style unit, without"
+         " optimizer and messages"],
+        ["GPT-100B on 512 GPUs", "trained",
+         f"forecast of a rank: {gigabytes(a['memory']['device'])}, private"
+         f" {gigabytes(b['memory']['device'])} ({ratio:.3f}); traffic"
+         f" {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}",
+         "80 blocks of 10240, our geometry; a forecast"],
     ]
 
 
@@ -651,15 +568,10 @@ def wide_table(bench):
     names = bench.styles(places)
     for place in places:
         width = WIDTHS[place[1]]
-        lines.append(
-            [
-                *(width.name, f"{width.blocks} of {width.channels}, {width.heads} heads"),
-                *(f"{12 * width.channels**2 / 1e6:.0f} M", f"{bench.base_ms(place):.0f}"),
-                *(spread_text(bench.speed(place, name)) for name in names),
-                *(f"{bench.limit(place, name):.3f}" for name in names),
-                f"{width.paper:g}",
-            ]
-        )
+        lines.append([width.name, f"{width.blocks} of {width.channels}, {width.heads} heads",
+                      f"{12 * width.channels**2 / 1e6:.0f} M", f"{bench.base_ms(place):.0f}",
+                      *(spread_text(bench.speed(place, name)) for name in names),
+                      *(f"{bench.limit(place, name):.3f}" for name in names), f"{width.paper:g}"])
     columns = [*(f"speed, {name}" for name in names), *(f"limit, {name}" for name in names)]
     return f"one block, forward and backward, {bench.plan.wide_tokens} tokens\n\n" + markdown(
         ["width of", "blocks", "parameters of one", "non-private, ms", *columns, "paper"], lines
@@ -714,10 +626,9 @@ def train(bench, training):
     private = f"--dp-epsilon {training.epsilon} --dp-key {KEY}" if training.epsilon else ""
     log = bench.run(
         f"text-{str(training).replace(', ', '-').replace(' ', '')}",
-        *(local_ranks(ranks), bench.program, f"--threads {max(1, cores() // ranks)}"),
-        *(data_flags(), plan.training, TRAINING, f"--steps {plan.training_steps}"),
-        f"--val-every {plan.training_steps // 10} --dtype {training.dtype} {private}",
-        group="text",
+        local_ranks(ranks), bench.program, f"--threads {max(1, cores() // ranks)}",
+        data_flags(), plan.training, TRAINING, f"--steps {plan.training_steps}",
+        f"--val-every {plan.training_steps // 10} --dtype {training.dtype} {private}", group="text",
         say=lambda log: f": validation loss {last(log, 'val')['loss']:.4f}",
     )
     return {event["step"]: event for event in events(log, "val")}, last(log, "start")["ranks"]
@@ -738,18 +649,12 @@ def text(bench):
         for epsilon, ratio in ratios.items()
     )
     return text_table(plan, found), [
-        [
-            f"validation loss after {plan.training_steps} steps",
-            "large models come close to non-private ones",
-            f"{private}; non-private: {public:.4f}",
-            "a small model, little text, few steps, one seed; the less noise, the lower",
-        ],
-        [
-            "the same in bf16, against fp32",
-            "as fp32",
-            ", ".join(f"{Training(epsilon)}: {percent(r)}" for epsilon, r in rounded.items()),
-            "same samples and noise",
-        ],
+        [f"validation loss after {plan.training_steps} steps",
+         "large models come close to non-private ones", f"{private}; non-private: {public:.4f}",
+         "a small model, little text, few steps, one seed; the less noise, the lower"],
+        ["the same in bf16, against fp32", "as fp32",
+         ", ".join(f"{Training(epsilon)}: {percent(r)}" for epsilon, r in rounded.items()),
+         "same samples and noise"],
     ]
 
 
@@ -760,13 +665,9 @@ def text_table(plan, found):
     for training, (vals, ranks) in found.items():
         end = vals[max(vals)]
         spent = end.get("epsilon")
-        lines.append(
-            [
-                *(str(training), "" if spent is None else f"{spent:.4f}"),
-                *(f"{vals[step]['loss']:.4f}" for step in shown),
-                *(f"{end['loss']:.4f}", f"{end['bits_per_byte']:.4f}", str(ranks)),
-            ]
-        )
+        lines.append([str(training), "" if spent is None else f"{spent:.4f}",
+                      *(f"{vals[step]['loss']:.4f}" for step in shown), f"{end['loss']:.4f}",
+                      f"{end['bits_per_byte']:.4f}", str(ranks)])
     header = ["run", "epsilon spent", *(f"loss at step {step}" for step in shown)]
     header += [f"at step {plan.training_steps}", "bits/byte", "ranks"]
     return f"`{plan.training} {TRAINING} --steps {plan.training_steps}`\n\n" + markdown(
@@ -791,11 +692,7 @@ def paint_text(found, losses, axes):
 # --------------------------------------------------------------------------------------------------
 # The picture of all timed parts
 
-TITLES = {
-    "grid": "ranks / ZeRO stage",
-    "size": "one rank, by size",
-    "wide": "one block, by width",
-}
+TITLES = {"grid": "ranks / ZeRO stage", "size": "one rank, by size", "wide": "one block, by width"}
 
 
 def draw_bars(axes, labels, values, **words_of_axes):
@@ -804,13 +701,9 @@ def draw_bars(axes, labels, values, **words_of_axes):
     for at, name in enumerate(names):
         shift = (at - (len(names) - 1) / 2) * 0.8 / len(names)
         shown = [(i + shift, value) for i, value in enumerate(values[name]) if value]
-        axes.bar(
-            [place for place, _ in shown],
-            [middle for _, (middle, _, _) in shown],
-            width=0.8 / len(names),
-            yerr=list(zip(*((m - low, high - m) for _, (m, low, high) in shown))),
-            label=name,
-        )
+        axes.bar([place for place, _ in shown], [middle for _, (middle, _, _) in shown],
+                 width=0.8 / len(names),
+                 yerr=list(zip(*((m - low, high - m) for _, (m, low, high) in shown))), label=name)
     axes.set(**words_of_axes)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     axes.set_xlim(-1, len(labels))
@@ -867,41 +760,29 @@ def columns(row):
 # The claims, and all of it: parts, each with what it will run at most
 
 CLAIMS = (
-    Claim(
-        *("P1", "GPT-100B on 128 GPUs", ("forecast",), FORECAST),
-        lambda ratio: f"forecast: {ratio:.3f} of the memory",
-    ),
+    Claim("P1", "GPT-100B on 128 GPUs", ("forecast",), FORECAST,
+          lambda ratio: f"forecast: {ratio:.3f} of the memory"),
     # A single shape is good to some percent: the medians of the shapes. 0.93 was found for short
     # sequences.
-    Claim(
-        *("P2", "speed 0.945 to 0.96", ("speed",), TIMED),
-        lambda speed: f"unit {speed[UNIT]:.3f}, flat {speed[FLAT]:.3f} (medians)",
-        met=lambda speed: min(speed.values()) >= 0.945,
-        partly=lambda speed: max(speed.values()) >= 0.93,
-    ),
-    Claim(
-        *("P3", "equal bytes", ("traffic",), COUNTED),
-        lambda equal: f"equal in {sum(equal)} of {len(equal)} pairs",
-        met=all,
-    ),
+    Claim("P2", "speed 0.945 to 0.96", ("speed",), TIMED,
+          lambda speed: f"unit {speed[UNIT]:.3f}, flat {speed[FLAT]:.3f} (medians)",
+          met=lambda speed: min(speed.values()) >= 0.945,
+          partly=lambda speed: max(speed.values()) >= 0.93),
+    Claim("P3", "equal bytes", ("traffic",), COUNTED,
+          lambda equal: f"equal in {sum(equal)} of {len(equal)} pairs",
+          met=all),
     # The same samples and noise in both.
-    Claim(
-        *("P4", "bf16 loss as fp32's", ("bf16",), SEEDS),
-        lambda ratio: f"{percent(ratio, 2)} at epsilon {EPSILONS[0]}",
-        met=lambda ratio: abs(ratio - 1) <= 0.005,
-        partly=lambda ratio: abs(ratio - 1) <= 0.02,
-    ),
-    Claim(
-        *("P6", "memory 1.0 to 1.3", ("memory",), COUNTED),
-        lambda ratios: span(ratios, "{:.3f}"),
-        met=lambda ratios: max(ratios) <= 1.3,
-        partly=lambda ratios: min(ratios) <= 1.3,
-    ),
+    Claim("P4", "bf16 loss as fp32's", ("bf16",), SEEDS,
+          lambda ratio: f"{percent(ratio, 2)} at epsilon {EPSILONS[0]}",
+          met=lambda ratio: abs(ratio - 1) <= 0.005,
+          partly=lambda ratio: abs(ratio - 1) <= 0.02),
+    Claim("P6", "memory 1.0 to 1.3", ("memory",), COUNTED,
+          lambda ratios: span(ratios, "{:.3f}"),
+          met=lambda ratios: max(ratios) <= 1.3,
+          partly=lambda ratios: min(ratios) <= 1.3),
     # Of large models.
-    Claim(
-        *("P8", "large models come close", ("private",), SEEDS),
-        lambda ratios: f"loss {', '.join(map(percent, ratios))}, small model",
-    ),
+    Claim("P8", "large models come close", ("private",), SEEDS,
+          lambda ratios: f"loss {', '.join(map(percent, ratios))}, small model"),
 )
 
 
@@ -915,7 +796,7 @@ def steps_count(bench):
 
 def stages_count(bench):
     variants = sum(len(LAYOUTS[name][1]) for name in bench.plan.layouts)
-    return {"stages": len(bench.plan.pipeline_ranks) * variants * bench.plan.rounds}
+    return {"stages": len(PIPELINE_RANKS) * variants * bench.plan.rounds}
 
 
 def wide_count(bench):
@@ -931,8 +812,8 @@ PAPER = Paper(
         "steps": (steps, steps_count),
         "stages": (stages, stages_count),
         "wide": (wide, wide_count),
-        "text": (text, lambda bench: {"text": len(TRAININGS)}),
-        "curves": (dpzero_curves.curves, dpzero_curves.curves_count),
+        "text": (text, lambda _: {"text": len(TRAININGS)}),
+        "curves": (dpzero_curves.curves, lambda bench: dpzero_curves.Curves(bench).planned()),
     },
     claims=CLAIMS,
     default=("steps", "stages", "wide", "text"),

@@ -13,7 +13,7 @@ largest    the same again, from the middle model's best, without more seeds
 import statistics
 from dataclasses import dataclass
 
-from experiment import data_flags, last, markdown, percent, spread, words
+from experiment import data_flags, last, markdown, percent, plans, spread, words
 
 T = 64
 PUBLIC, EPSILONS = 0, (8, 3, 1)  # epsilon 0: not private
@@ -34,36 +34,21 @@ MIDDLE = Size("0.83M", "layers=4,heads=4,channels=128,vocab=256")
 LARGE = Size("4.8M", "layers=6,heads=4,channels=256,vocab=256")
 
 
-@dataclass(frozen=True)
-class Plan:
-    windows: int  # that each run takes
-    grid: dict  # epsilon -> pairs of batch in windows, rate
-    sizes: tuple
-    seeds: int  # of the smallest and the middle model
-    checked: tuple  # epsilons whose rate is checked with the larger models
-
-
-PLANS = {
-    "quick": Plan(
-        windows=8192,
-        grid={0: ((16, 0.01),), **{epsilon: ((128, 0.01),) for epsilon in EPSILONS}},
-        sizes=(SMALL,),
-        seeds=1,
-        checked=(),
-    ),
-    "full": Plan(
-        windows=32768,
-        grid={
+PLANS = plans(
+    windows=(8192, 32768),  # that each run takes
+    grid=(  # epsilon -> pairs of batch in windows, rate
+        {0: ((16, 0.01),), **{epsilon: ((128, 0.01),) for epsilon in EPSILONS}},
+        {
             0: ((8, 0.01), (8, 0.02), (16, 0.01)),
             8: ((64, 0.01), (128, 0.01), (128, 0.005)),
             3: ((64, 0.01), (128, 0.005), (128, 0.01), (128, 0.02), (256, 0.01)),
             1: ((128, 0.005), (128, 0.01), (256, 0.01)),
         },
-        sizes=(SMALL, MIDDLE, LARGE),
-        seeds=3,
-        checked=(0, 3),
     ),
-}
+    sizes=((SMALL,), (SMALL, MIDDLE, LARGE)),
+    seeds=(1, 3),  # of the smallest and the middle model
+    checked=((), (0, 3)),  # epsilons whose rate is checked with the larger models
+)
 
 
 @dataclass(frozen=True)
@@ -87,16 +72,15 @@ def kind(epsilon):
 class Curves:
     """Runs that were made, and their validation losses."""
 
-    def __init__(self, plan, bench):
-        self.plan, self.bench = plan, bench
-        self.losses = {}
+    def __init__(self, bench):
+        self.plan, self.bench, self.losses = PLANS[bench.options.plan], bench, {}
 
     def command(self, run):
         steps, micro_batch = self.plan.windows // run.batch, min(MICRO_BATCH, run.batch)
         key = str(run.seed) * 64
         private = f"--dp-epsilon {run.epsilon} --dp-delta {DELTA} --dp-key {key}"
         return words(
-            *(self.bench.program, data_flags(), f"--model {run.size.model} --seq-len {T}"),
+            self.bench.program, data_flags(), f"--model {run.size.model} --seq-len {T}",
             f"--micro-batch {micro_batch} --batch-tokens {run.batch * T}",
             f"--steps {steps} --val-every {steps} --val-batches {VALIDATION // micro_batch}",
             f"--lr {run.rate:g} --warmup {steps // 10} --seed {run.seed} {RECIPE}",
@@ -179,12 +163,9 @@ def result_table(curves):
         for epsilon in KINDS:
             best, losses = curves.best(size, epsilon), curves.seeds(size, epsilon)
             lines.append(
-                [
-                    *(size.name, kind(epsilon), str(best.batch)),
-                    *(str(curves.plan.windows // best.batch), f"{best.rate:g}"),
-                    *(told(losses), str(len(losses))),
-                    percent(ratios[epsilon]) if epsilon else "",
-                ]
+                [size.name, kind(epsilon), str(best.batch), str(curves.plan.windows // best.batch),
+                 f"{best.rate:g}", told(losses), str(len(losses)),
+                 percent(ratios[epsilon]) if epsilon else ""]
             )
     columns = ["parameters", "run", "batch, windows", "steps", "rate", "loss", "seeds"]
     return (
@@ -230,7 +211,7 @@ def paint(curves, axes):
 
 
 def curves(bench):
-    found = Curves(PLANS[bench.options.plan], bench)
+    found = Curves(bench)
     found.make()
     largest = found.plan.sizes[-1]
     seeds = min(len(found.seeds(largest, epsilon)) for epsilon in KINDS)
@@ -241,14 +222,7 @@ def curves(bench):
         for size in found.plan.sizes
     )
     return result_table(found) + tuning_table(found), [
-        [
-            "loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
-            "large models come close to non-private ones",
-            by_size,
-            "models of some millions of parameters at most, from scratch, on 4.5 MB of text",
-        ]
+        ["loss over non-private at equal tokens, epsilon 8, 3, 1, by parameters",
+         "large models come close to non-private ones", by_size,
+         "models of some millions of parameters at most, from scratch, on 4.5 MB of text"]
     ]
-
-
-def curves_count(bench):
-    return Curves(PLANS[bench.options.plan], bench).planned()

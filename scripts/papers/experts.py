@@ -24,14 +24,13 @@ three seeds, and another one that chooses. --steps replaces the number of steps.
 
 import math
 import statistics
-from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    COUNTED, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, data_flags, folder_name,
-    last, local_ranks, loss_curve, markdown, no_cluster, percent, rate_beyond,
-    sent_bytes, span, spread, step_ms, value_at, words,
-)  # fmt: skip
+    COUNTED, FORECAST, MIB, SEEDS, WARMUP, Claim, Paper, data_flags, folder_name, last, local_ranks,
+    loss_curve, markdown, percent, plans, sent_bytes, span, step_ms, tuned_to_edges, value_at,
+    words,
+)
 
 GIB = 1 << 30
 DENSE, EXPERTS, SHARED, DELINKED = "dense", "experts", "shared", "shared, then real"
@@ -41,51 +40,36 @@ T, BATCH, RANKS = 128, 2048, 2
 MOST_RATES = 6  # with those that are added because the best is at an edge
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    channels: int
-    steps: int
-    rates: tuple  # in thousandths, that tuning begins with
-    seeds: tuple
-    timed_steps: int
-    rounds: int
-    experts: int = 32
-    tuning: int = 1  # the seed that chooses the rate
-
-
-PLANS = {
-    "quick": Plan(32, 200, (4, 8), (1,), WARMUP + 12, 2),
-    "full": Plan(64, 1000, (2, 4, 8), (2, 3, 4), WARMUP + 20, 5),
-}
+PLANS = plans(
+    channels=(32, 64),
+    steps=(200, 1000),
+    rates=((4, 8), (2, 4, 8)),  # in thousandths, that tuning begins with
+    seeds=((1,), (2, 3, 4)),
+    timed_steps=(WARMUP + 12, WARMUP + 20),
+    rounds=(2, 5),
+)
+COUNT, TUNING = 32, 1  # experts; the seed that chooses the rate
 
 
 class Bench(experiment.Bench):
-    def __init__(self, options, plans):
-        super().__init__(options, plans)
-        self.steps = options.steps or self.plan.steps
-
     def model(self, method):
         width = int(WIDTH * self.plan.channels)
-        mlp = f"experts={self.plan.experts},prototypes=2,expert_ffn={width}"
+        mlp = f"experts={COUNT},prototypes=2,expert_ffn={width}"
         return f"arch=llama,layers=4,heads=4,channels={self.plan.channels},vocab=256," + (
             f"ffn={2 * width}" if method == DENSE else mlp
         )
 
     def command(self, method, rate, seed, steps, every, start=None):
         """every: steps between validations; 0: none. start: what starts the ranks."""
-        return words(
-            *(start or local_ranks(RANKS), self.program, data_flags()),
-            f"--model {self.model(method)} --seq-len {T} --batch-tokens {BATCH}",
-            f"--micro-batch {BATCH // T // RANKS} --threads 1 --zero 1",
-            f"--steps {steps} --lr {rate_text(rate)} --lr-schedule constant",
-            f"--warmup {max(1, self.steps // 20)} --seed {seed}",
-            f"--val-every {every} --val-batches 16",
-            f"--moe-balance bias --expert-parallel {RANKS}" if method != DENSE else "",
-            "--share all" if method in (SHARED, DELINKED) else "",
-            f"--delink-at {self.steps // 2}" if method == DELINKED else "",
-        )
+        return words(start or local_ranks(RANKS), self.program, data_flags(),
+                     f"--model {self.model(method)} --seq-len {T} --batch-tokens {BATCH}",
+                     f"--micro-batch {BATCH // T // RANKS} --threads 1 --zero 1",
+                     f"--steps {steps} --lr {rate_text(rate)} --lr-schedule constant",
+                     f"--warmup {max(1, self.steps // 20)} --seed {seed}",
+                     f"--val-every {every} --val-batches 16",
+                     f"--moe-balance bias --expert-parallel {RANKS}" if method != DENSE else "",
+                     "--share all" if method in (SHARED, DELINKED) else "",
+                     f"--delink-at {self.steps // 2}" if method == DELINKED else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -128,10 +112,10 @@ def row(name, found):
     moved = predicted.get("offload", {"bytes": 0, "in": 0, "out": 0})
     gib = moved["bytes"], moved["in"] + moved["out"], sum(predicted["traffic"]["total"].values())
     return [
-        *(name, f"{found['parameters'] / 1e9:.0f} G"),
+        name, f"{found['parameters'] / 1e9:.0f} G",
         f"{predicted['memory']['device'] / GIB:.1f}{room}",
         *(f"{bytes_ / GIB:.0f}" for bytes_ in gib),
-        *(f"{predicted['step_ms'] / 1000:.1f}", f"{days_of(found):.1f}"),
+        f"{predicted['step_ms'] / 1000:.1f}", f"{days_of(found):.1f}",
     ]
 
 
@@ -147,18 +131,12 @@ def forecast(bench):
     header = ["forecast: M6-10T on 512 V100", "parameters", "device, GiB", "host, GiB a rank"]
     header += ["moved a step, GiB", "sent a step by a rank, GiB", "step, s", "days for 4 G tokens"]
     return markdown(header, [row(*item) for item in found.items()]), [
-        [
-            "10T parameters on 512 GPUs",
-            f"{PAPER_DAYS} days",
-            f"forecast: {days[0]:.1f} days shared, {days[1]:.1f} real",
-            "loads at most 1.25 times the mean; docs/results/experts.md has more",
-        ],
-        [
-            "operations of its training, of GPT-3's",
-            "energy: about 1 % (second-hand)",
-            f"{100 * share:.2g} %; {100 * of_size:.2g} % of a dense model of its size",
-            f"counted for 4 G tokens and {GPT3_TOKENS / 1e9:.0f} G; no energy was measured",
-        ],
+        ["10T parameters on 512 GPUs", f"{PAPER_DAYS} days",
+         f"forecast: {days[0]:.1f} days shared, {days[1]:.1f} real",
+         "loads at most 1.25 times the mean; docs/results/experts.md has more"],
+        ["operations of its training, of GPT-3's", "energy: about 1 % (second-hand)",
+         f"{100 * share:.2g} %; {100 * of_size:.2g} % of a dense model of its size",
+         f"counted for 4 G tokens and {GPT3_TOKENS / 1e9:.0f} G; no energy was measured"],
     ]
 
 
@@ -186,20 +164,20 @@ def find_losses(bench):
     seed) -> log)."""
     if hasattr(bench, "logs"):
         return
-    plan = bench.plan
-    bench.tried, wanted = {method: {} for method in METHODS}, {m: plan.rates for m in METHODS}
-    while any(wanted.values()):
-        for method, rates in wanted.items():
-            for rate in rates:
-                log = train(bench, method, rate, plan.tuning)
-                bench.tried[method][rate] = curve(log)[-1][1]
-            rate = rate_beyond(bench.tried[method], MOST_RATES)
-            wanted[method] = (rate,) if rate else ()
+
+    def losses_of(settings):
+        return {one: curve(train(bench, *one[:2], TUNING))[-1][1] for one in settings}
+
+    begin = [(method, rate, None) for method in METHODS for rate in bench.plan.rates]
+    grids = tuned_to_edges(begin, losses_of, MOST_RATES)
+    bench.tried = {
+        method: {rate: loss for (rate, _), loss in grid.items()} for method, grid in grids.items()
+    }
     bench.rates = {method: min(grid, key=grid.get) for method, grid in bench.tried.items()}
     bench.logs = {
         (method, seed): train(bench, method, bench.rates[method], seed)
         for method in METHODS
-        for seed in plan.seeds
+        for seed in bench.plan.seeds
     }
 
 
@@ -225,25 +203,18 @@ def losses(bench):
     def row_of(method):
         grid = sorted(bench.tried[method].items())
         return [
-            *(method, ", ".join(f"{rate_text(rate)}: {loss:.4f}" for rate, loss in grid)),
-            *(rate_text(bench.rates[method]), " ".join(f"{loss:.4f}" for loss in ends[method])),
+            method, ", ".join(f"{rate_text(rate)}: {loss:.4f}" for rate, loss in grid),
+            rate_text(bench.rates[method]), " ".join(f"{loss:.4f}" for loss in ends[method]),
             percent(mean[method] / mean[DENSE], 2),
         ]
 
     header = ["method", "rate: loss of the seed that chooses", "at", "loss by seed"]
     return markdown([*header, "against dense"], list(map(row_of, METHODS))), [
-        [
-            f"loss after {bench.steps} steps of {BATCH} tokens, against dense",
-            "no figure",
-            "; ".join(f"{m}: {percent(mean[m] / mean[DENSE], 2)}" for m in METHODS[1:]),
-            f"{bench.model(EXPERTS)}; {len(seeds)} seed(s)",
-        ],
-        [
-            "bytes of all-to-all, sent against forecast",
-            "no figure",
-            span([b / a for a, b in sent], "{:.3f}") + "x",
-            "the forecast is that of even loads",
-        ],
+        [f"loss after {bench.steps} steps of {BATCH} tokens, against dense", "no figure",
+         "; ".join(f"{m}: {percent(mean[m] / mean[DENSE], 2)}" for m in METHODS[1:]),
+         f"{bench.model(EXPERTS)}; {len(seeds)} seed(s)"],
+        ["bytes of all-to-all, sent against forecast", "no figure",
+         span([b / a for a, b in sent], "{:.3f}") + "x", "the forecast is that of even loads"],
     ]
 
 
@@ -259,8 +230,7 @@ def equal_time(bench):
         command = bench.command(method, bench.rates[method], 1, plan.timed_steps, 0)
         return bench.run(f"time/{method}_round{round_}", command)
 
-    logs = bench.in_turns(plan.rounds, (DENSE, EXPERTS), timed_log)
-    ms = {method: spread(map(step_ms, of)) for method, of in logs.items()}
+    ms = bench.times_in_turns(plan.rounds, (DENSE, EXPERTS), timed_log)
     seconds = bench.steps * min(of.median for of in ms.values())
     found = [
         value_at(curve(bench.logs[EXPERTS, seed]), seconds / ms[EXPERTS].median)
@@ -269,13 +239,10 @@ def equal_time(bench):
     ]
     rows = [[m, ms[m].text("{:.1f}"), f"{seconds / ms[m].median:.0f}"] for m in ms]
     return markdown(["method", "ms a step", "steps in the same time"], rows), [
-        [
-            "loss at equal time, experts against dense, by seed",
-            "nanochat: a loss at small size",
-            ", ".join(percent(one, 2) for one in found),
-            f"a step takes {ms[EXPERTS].median / ms[DENSE].median:.2f} of a dense one, the median"
-            f" of {plan.rounds} rounds",
-        ]
+        ["loss at equal time, experts against dense, by seed", "nanochat: a loss at small size",
+         ", ".join(percent(one, 2) for one in found),
+         f"a step takes {ms[EXPERTS].median / ms[DENSE].median:.2f} of a dense one, the median"
+         f" of {plan.rounds} rounds"]
     ]
 
 
@@ -286,9 +253,6 @@ LINK = "200mbit"
 
 
 def on_cluster(bench):
-    missing = no_cluster(f"{RANKS}x1", "--rate", LINK)
-    if missing:
-        return f"Cluster: left out: {missing}\n\n", []
     find_losses(bench)
     start = bench.on_cluster(RANKS, f"--rate {LINK}")
     steps, seed, every = bench.steps, bench.plan.seeds[0], max(1, bench.steps // 10)
@@ -307,7 +271,7 @@ def on_cluster(bench):
     def row_of(method):
         log, (forecast_, sent) = logs[method], all_to_all(logs[method])
         return [
-            *(method, f"{curve(log)[-1][1]:.4f}", f"{ms[method]:.1f}"),
+            method, f"{curve(log)[-1][1]:.4f}", f"{ms[method]:.1f}",
             *(f"{of / MIB:.2f}" for of in (sent_bytes(log), forecast_, sent)),
             percent(ends[method] / ends[DENSE], 2),
         ]
@@ -315,12 +279,8 @@ def on_cluster(bench):
     header = [f"on nodes of one rank, {LINK}", f"loss after {steps} steps", "ms a step"]
     header += ["MiB a node sends a step", "all-to-all: forecast", "sent", "loss at equal time"]
     return markdown(header, list(map(row_of, METHODS))), [
-        [
-            "loss on the cluster and on one machine, largest relative difference",
-            "no figure",
-            f"{apart:.1e}",
-            "the same runs, whose messages take another way",
-        ]
+        ["loss on the cluster and on one machine, largest relative difference", "no figure",
+         f"{apart:.1e}", "the same runs, whose messages take another way"]
     ]
 
 
@@ -330,32 +290,24 @@ def on_cluster(bench):
 CLAIMS = (
     # A forecast of the paper's own model: it says nothing of the speed of machines.
     Claim(
-        *("M1", "10 days for 10T", ("m6",), FORECAST),
+        "M1", "10 days for 10T", ("m6",), FORECAST,
         lambda m6: f"{m6[0]:.1f} days shared, {m6[1]:.1f} real, {'fits' if m6[2] else 'no room'}",
     ),
     # Of experts: those that shared go on from where they were.
-    Claim(
-        *("M2", "any sequential layers", ("delinked",), SEEDS),
-        lambda found: f"experts, {found[0][0]:.3f} shared, {found[0][1]:.3f} at the end",
-        met=lambda found: all(end < half for half, end in found),
-    ),
+    Claim("M2", "any sequential layers", ("delinked",), SEEDS,
+          lambda found: f"experts, {found[0][0]:.3f} shared, {found[0][1]:.3f} at the end",
+          met=lambda found: all(end < half for half, end in found)),
     # Arithmetic that is counted stands for energy.
-    Claim(
-        *("M5", "about 1 % of GPT-3's", ("arithmetic",), COUNTED),
-        lambda shares: f"{100 * shares[0]:.2g} % of its operations",
-        partly=lambda shares: max(shares) <= 0.02,
-    ),
+    Claim("M5", "about 1 % of GPT-3's", ("arithmetic",), COUNTED,
+          lambda shares: f"{100 * shares[0]:.2g} % of its operations",
+          partly=lambda shares: max(shares) <= 0.02),
 )
 
 
 def losses_count(bench):
     plan = bench.plan
-    told = [seed for seed in plan.seeds if seed != plan.tuning]
+    told = [seed for seed in plan.seeds if seed != TUNING]
     return {"losses": len(METHODS) * (len(plan.rates) + 1 + len(told))}
-
-
-def cluster_count(bench):
-    return {} if no_cluster() else {**losses_count(bench), "cluster": len(METHODS)}
 
 
 PAPER = Paper(
@@ -366,7 +318,8 @@ PAPER = Paper(
         "forecast": (forecast, lambda bench: {"forecasts": len(FORECASTS) + 1}),
         "losses": (losses, losses_count),
         "time": (equal_time, lambda bench: {**losses_count(bench), "time": 2 * bench.plan.rounds}),
-        "cluster": (on_cluster, cluster_count),
+        "cluster": (on_cluster, lambda bench: {**losses_count(bench), "cluster": len(METHODS)},
+                    "Cluster"),
     },
     claims=CLAIMS,
     steps=True,

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT, RESULTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper, cores, events,
-    final_loss, interval, markdown, rate_beyond, read_shard, spread, step_ms, words, write_shard,
-)  # fmt: skip
+    RESULTS, SEEDS, TEXT, TIMED, WARMUP, Claim, Failed, Paper, cores, events, final_loss, interval,
+    markdown, plans, read_shard, tuned_to_edges, words, write_shard,
+)
 
 # Tokens of a sample and of a step: about what is best for AdamW with GPT-2's block, which learns
 # less from the same text with samples of 256 tokens or with steps of 2048.
@@ -68,13 +68,8 @@ LINEAR = "--lr-schedule wsd-linear --lr-last-part 0.5"
 MUON = f"--optimizer muon --muon-weight-decay 0.01 --beta1 0.8 {LINEAR}"
 REST = {f"rest {rate}": f"--lr {rate}" for rate in ("3e-3", "1e-2")}
 ADAMW = Method(
-    "AdamW, GPT-2's block",
-    "gpt2",
-    "--lr",
-    "--optimizer adamw --weight-decay 0.1 --beta2 0.99",
-    {"cosine": "--lr-schedule cosine", "wsd-linear": LINEAR},
-    10,
-    10,
+    "AdamW, GPT-2's block", "gpt2", "--lr", "--optimizer adamw --weight-decay 0.1 --beta2 0.99",
+    {"cosine": "--lr-schedule cosine", "wsd-linear": LINEAR}, 10, 10,
 )
 SAME = Method("Muon, GPT-2's block", "gpt2", "--muon-lr", MUON, REST, 6, 4)
 NANO = Method("Muon, nano block", "nano", "--muon-lr", MUON, REST, 4, 3)
@@ -83,34 +78,23 @@ RATES = {ADAMW: (1e-3, 2e-3, 4e-3, 8e-3), SAME: (0.01, 0.02, 0.04, 0.08)}
 RATES[NANO] = RATES[SAME]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in. sizes: name -> layers, heads and channels; settings:
-    (size, method) -> (rate, other) that are known; those that are not are tuned."""
-
-    sizes: dict
-    seeds: tuple
-    settings: dict
-    rounds: int
-    steps: int = 1200
-    timed_steps: int = WARMUP + 60
-
-
 LARGE, SMALL = "4 layers of 128", "2 layers of 64"
 SIZES = {LARGE: "layers=4,heads=4,channels=128", SMALL: "layers=2,heads=2,channels=64"}
-PLANS = {
-    "quick": Plan(
-        sizes={SMALL: SIZES[SMALL]},
-        seeds=(2,),
-        settings={
+PLANS = plans(
+    sizes=({SMALL: SIZES[SMALL]}, SIZES),  # name -> layers, heads and channels
+    seeds=((2,), (2, 3, 4)),
+    settings=(  # (size, method) -> (rate, other) that are known; those that are not are tuned
+        {
             (SMALL, ADAMW): (8e-3, "wsd-linear"),
             (SMALL, SAME): (0.02, "rest 1e-2"),
             (SMALL, NANO): (0.02, "rest 1e-2"),
         },
-        rounds=2,
+        {},
     ),
-    "full": Plan(sizes=SIZES, seeds=(2, 3, 4), settings={}, rounds=5),
-}
+    rounds=(2, 5),
+    steps=(1200, 1200),
+)
+TIMED_STEPS = WARMUP + 60
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,7 +107,7 @@ def read_works(pattern):
     for path in sorted(glob.glob(pattern)):
         _, tokens = read_shard(path)
         if max(tokens, default=256) > 255:
-            raise Failed(EXIT_INPUT, f"{path}: no shard of bytes: run make data again")
+            raise Failed(f"{path}: no shard of bytes: run make data again")
         text += bytes(tokens.tolist())
     return [b"\0" + work for work in text.split(b"\0")[1:]]
 
@@ -138,7 +122,7 @@ def write_data(folder):
     works, plays = (read_works(f"{TEXT}_{part}_*.bin") for part in ("train", "val"))
     held = works[4::9]
     if not held or not plays:
-        raise Failed(EXIT_INPUT, f"{TEXT}_*.bin: too few works: run make data again")
+        raise Failed(f"{TEXT}_*.bin: too few works: run make data again")
     for name, part in (
         ("tuning_train", [work for at, work in enumerate(works) if at % 9 != 4]),
         ("tuning_val", [work[:EXCERPT] for work in held]),
@@ -173,33 +157,25 @@ class Job:
 
 
 class Bench(experiment.Bench):
-    def __init__(self, options, plans):
-        super().__init__(options, plans)
-        self.steps = options.steps or self.plan.steps
-
     def command(self, size, method, setting, data, steps, seed):
         """Of a run that validates at its end; of one that does not: data "timed"."""
         rate, other = setting
         folder, validates = self.into / "data", data != "timed"
         data = data if validates else "final"
-        return words(
-            *(self.program, "--train", folder / f"{data}_train.bin"),
-            *("--val", folder / f"{data}_val.bin"),
-            f"--model arch={method.block},{self.plan.sizes[size]},vocab=256",
-            f"--seq-len {T} --micro-batch {BATCH // T} --batch-tokens {BATCH}",
-            f"--threads 1 --steps {steps} --warmup {round(RISE * self.steps)}",
-            f"--final-lr-fraction 0 --val-every {steps if validates else 0}",
-            f"--val-batches -1 --seed {seed}",
-            *(method.flags, method.others[other], f"{method.rate_flag} {rate:g}"),
-        )
+        return words(self.program, "--train", folder / f"{data}_train.bin", "--val",
+                     folder / f"{data}_val.bin",
+                     f"--model arch={method.block},{self.plan.sizes[size]},vocab=256",
+                     f"--seq-len {T} --micro-batch {BATCH // T} --batch-tokens {BATCH}",
+                     f"--threads 1 --steps {steps} --warmup {round(RISE * self.steps)}",
+                     f"--final-lr-fraction 0 --val-every {steps if validates else 0}",
+                     f"--val-batches -1 --seed {seed}", method.flags, method.others[other],
+                     f"{method.rate_flag} {rate:g}")
 
     def losses(self, jobs):
         """Job -> final loss; so many runs at a time as --jobs says."""
         commands = {
-            job.name: self.command(
-                *(job.size, job.method, (job.rate, job.other), job.group),
-                *(max(1, round(self.steps * job.tenths / 10)), job.seed),
-            )
+            job.name: self.command(job.size, job.method, (job.rate, job.other), job.group,
+                                   max(1, round(self.steps * job.tenths / 10)), job.seed)
             for job in jobs
         }
         logs = self.run_together(commands, self.options.jobs or cores())
@@ -215,29 +191,23 @@ class Bench(experiment.Bench):
 
 def tune(bench):
     """(size, method) -> (rate, other) -> loss. All grids begin with as many settings."""
-    losses = {}
-    wanted = [
+    settings = [
         (case, rate, other)
         for case in bench.cases()
         if case not in bench.plan.settings
         for rate in RATES[case[1]]
         for other in case[1].others
     ]
-    while wanted:
+
+    def losses_of(settings):
         jobs = {
             (case, rate, other): Job(*case, rate, other, TUNING_SEED, case[1].tuned, "tuning")
-            for case, rate, other in wanted
+            for case, rate, other in settings
         }
         found = bench.losses(jobs.values())
-        for (case, rate, other), job in jobs.items():
-            losses.setdefault(case, {})[rate, other] = found[job]
-        wanted = []
-        for case, grid in losses.items():
-            other = min(grid, key=grid.get)[1]
-            of_other = {rate: loss for (rate, of), loss in grid.items() if of == other}
-            rate = rate_beyond(of_other, MOST_RATES)
-            wanted += [(case, rate, other)] if rate else []
-    return losses
+        return {setting: found[job] for setting, job in jobs.items()}
+
+    return tuned_to_edges(settings, losses_of, MOST_RATES)
 
 
 def settings(bench):
@@ -340,23 +310,16 @@ def setting_text(setting):
     return f"{setting[0]:g}, {setting[1]}"
 
 
-def budgets_text(losses):
-    return ", ".join(f"{tenths / 10:g}: {losses[tenths]:.4f}" for tenths in sorted(losses))
-
-
 def tokens_table(bench):
     runs = [
-        [
-            *(size, str(method), str(seed), f"{bench.goals[size, seed]:.4f}"),
-            *(budgets_text(losses), f"{equal_loss(losses, bench.goals[size, seed]):.3f}"),
-        ]
+        [size, str(method), str(seed), f"{bench.goals[size, seed]:.4f}",
+         ", ".join(f"{tenths / 10:g}: {losses[tenths]:.4f}" for tenths in sorted(losses)),
+         f"{equal_loss(losses, bench.goals[size, seed]):.3f}"]
         for (size, method, seed), losses in bench.budgets.items()
     ]
     means = [
-        [
-            *(size, str(method), setting_text(bench.chosen[size, ADAMW])),
-            *(setting_text(bench.chosen[size, method]), mean_and_doubt(ratios)),
-        ]
+        [size, str(method), setting_text(bench.chosen[size, ADAMW]),
+         setting_text(bench.chosen[size, method]), mean_and_doubt(ratios)]
         for (size, method), ratios in bench.ratios.items()
     ]
     reached = f"tokens to the loss of AdamW, {bench.steps} steps"
@@ -386,18 +349,12 @@ def tokens(bench):
         bench.tell(name, by_size(bench, method), len(bench.plan.seeds))
     draw(bench)
     lines = [
-        [
-            "tokens to AdamW's loss, Muon, same block",
-            "track 3 of modded-nanogpt: 3,250 steps for 4,875 (AdamH): 0.67",
-            told(by_size(bench, SAME)),
-            note(bench),
-        ],
-        [
-            "tokens to AdamW's loss, Muon, nano block",
-            "modded-nanogpt: 19,560 to 3,200 steps (record 9): 0.16",
-            told(by_size(bench, NANO)),
-            "the same; value embeddings and more of those records are not in this block",
-        ],
+        ["tokens to AdamW's loss, Muon, same block",
+         "track 3 of modded-nanogpt: 3,250 steps for 4,875 (AdamH): 0.67",
+         told(by_size(bench, SAME)), note(bench)],
+        ["tokens to AdamW's loss, Muon, nano block",
+         "modded-nanogpt: 19,560 to 3,200 steps (record 9): 0.16", told(by_size(bench, NANO)),
+         "the same; value embeddings and more of those records are not in this block"],
     ]
     return tuning_table(bench) + tokens_table(bench), lines
 
@@ -411,12 +368,11 @@ def seconds(bench):
     rounds = bench.plan.rounds
 
     def timed_log(case, round_):
-        steps, seed = bench.plan.timed_steps, bench.plan.seeds[0]
+        steps, seed = TIMED_STEPS, bench.plan.seeds[0]
         command = bench.command(*case, bench.chosen[case], "timed", steps, seed)
         return bench.run("seconds/" + plain_name(f"{case[0]}_{case[1]}_round{round_}"), command)
 
-    logs = bench.in_turns(rounds, bench.cases(), timed_log)
-    ms = {case: spread(map(step_ms, of)) for case, of in logs.items()}
+    ms = bench.times_in_turns(rounds, bench.cases(), timed_log)
     against = {(size, m): ms[size, m].median / ms[size, ADAMW].median for size, m in ms}
     ratios = {
         (size, method): [ratio * against[size, method] for ratio in by_seed]
@@ -428,21 +384,17 @@ def seconds(bench):
     }
     bench.tell("same seconds", told_of[SAME], rounds)
     lines = [
-        [
-            *(size, str(method), ms[size, method].text("{:.1f}"), f"{against[size, method]:.3f}"),
-            mean_and_doubt(ratios[size, method]) if method != ADAMW else "1",
-        ]
+        [size, str(method), ms[size, method].text("{:.1f}"), f"{against[size, method]:.3f}",
+         mean_and_doubt(ratios[size, method]) if method != ADAMW else "1"]
         for size, method in bench.cases()
     ]
     header = ["size", "method", "ms a step", "against AdamW's", "seconds to its loss, of AdamW's"]
     return markdown(header, lines), [
-        [
-            f"seconds to AdamW's loss, {method}",
-            "record 4 of modded-nanogpt: 0.71 of the minutes" if method == SAME else "8.2 of 45",
-            told(told_of[method]),
-            "step times in turns, one run at a time, one thread, the median of"
-            f" {rounds} rounds, times tokens",
-        ]
+        [f"seconds to AdamW's loss, {method}",
+         "record 4 of modded-nanogpt: 0.71 of the minutes" if method == SAME else "8.2 of 45",
+         told(told_of[method]),
+         "step times in turns, one run at a time, one thread, the median of"
+         f" {rounds} rounds, times tokens"]
         for method in (SAME, NANO)
     ]
 
@@ -497,12 +449,10 @@ def goal(number, paper, need, basis, most):
     def means(found):
         return [statistics.mean(ratios) for ratios in found.values()]
 
-    return Claim(
-        *(number, paper, (need,), basis),
-        lambda found: ", ".join(f"{mean:.2f}" for mean in means(found)),
-        met=lambda found: max(means(found)) <= most,
-        partly=lambda found: min(means(found)) <= most,
-    )
+    return Claim(number, paper, (need,), basis,
+                 lambda found: ", ".join(f"{mean:.2f}" for mean in means(found)),
+                 met=lambda found: max(means(found)) <= most,
+                 partly=lambda found: min(means(found)) <= most)
 
 
 CLAIMS = (
@@ -522,15 +472,15 @@ def tokens_count(bench):
     return counts
 
 
-def seconds_count(bench):
-    return {**tokens_count(bench), "seconds": bench.plan.rounds * len(bench.cases())}
-
-
 PAPER = Paper(
     name="muon",
     doc=__doc__,
     plans=PLANS,
-    parts={"tokens": (tokens, tokens_count), "seconds": (seconds, seconds_count)},
+    parts={
+        "tokens": (tokens, tokens_count),
+        "seconds": (seconds, lambda bench: {
+            **tokens_count(bench), "seconds": bench.plan.rounds * len(bench.cases())}),
+    },
     claims=CLAIMS,
     steps=True,
     arguments=lambda parser: parser.add_argument("--jobs", type=int, metavar="N"),

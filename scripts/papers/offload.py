@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 import experiment
 from experiment import (
-    EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events,
-    folder_name, largest, last, local_ranks, markdown, smallest_that_fits, span, spread, step_ms,
-)  # fmt: skip
+    EXIT_INPUT, MIB, TEXT, TIMED, WARMUP, Claim, Paper, events, folder_name, largest, last,
+    local_ranks, markdown, plans, smallest_that_fits, span, spread, step_ms,
+)
 
 FITS, HALF = "fits", 0.55
 HOST, DEVICE = "host", "device"  # who updates
@@ -43,34 +43,14 @@ UNTIMED = "--steps 1 --cluster 1x1,intra=10,inter=10,tflops=0.1,memory=10,link=1
 DATA = f"--train {TEXT}_train_*.bin"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    tokens: tuple  # of a step
-    shares: tuple  # of the states' bytes that do not lie on the device
-    timed_steps: int
-    budgets: tuple  # of the device, for the largest model
-    sizes: tuple  # of forecasts
-    rounds: int = 1  # of all runs, in turns
-
-
-PLANS = {
-    "quick": Plan(
-        tokens=(4096,),
-        shares=(0.25, 0.5),
-        timed_steps=WARMUP + 4,
-        budgets=("128M", "256M"),
-        sizes=("1T",),
-    ),
-    "full": Plan(
-        tokens=(4096, 16384, 65536),
-        shares=(0.25, 0.5, 0.75),
-        timed_steps=WARMUP + 3,
-        budgets=("64M", "128M", "256M", "512M", "1G"),
-        sizes=("1T", "10T"),
-    ),
-}
+PLANS = plans(
+    tokens=((4096,), (4096, 16384, 65536)),  # of a step
+    shares=((0.25, 0.5), (0.25, 0.5, 0.75)),  # of the states' bytes that are not on the device
+    timed_steps=(WARMUP + 4, WARMUP + 3),
+    budgets=(("128M", "256M"), ("64M", "128M", "256M", "512M", "1G")),  # for the largest model
+    sizes=(("1T",), ("1T", "10T")),  # of forecasts
+    rounds=(1, 1),  # of all runs, in turns
+)
 
 
 def model_flags(model=MODEL, tokens=LENGTH * MICRO):
@@ -92,10 +72,8 @@ class Bench(experiment.Bench):
     def accepts(self, offload):
         """Is this a value of --offload?"""
         status, _ = self.ask(
-            *(f"forecasts/accepts_{offload}.txt", self.program, "--dry-run", model_flags()),
-            *(UNTIMED, "--offload", offload),
-            allowed=range(256),
-            group="forecasts of settings",
+            f"forecasts/accepts_{offload}.txt", self.program, "--dry-run", model_flags(),
+            UNTIMED, "--offload", offload, allowed=range(256), group="forecasts of settings",
         )
         return status != EXIT_INPUT
 
@@ -130,10 +108,8 @@ def state_bytes(memory):
 
 def smallest_budget(bench, tokens, update):
     """Bytes of the device below which nothing runs, as the message says."""
-    _, said = bench.forecast(
-        *(f"settings smallest {tokens} {update}", model_flags(tokens=tokens), UNTIMED),
-        f"--device-memory 1024 --offload-update {update}",
-    )
+    _, said = bench.forecast(f"settings smallest {tokens} {update}", model_flags(tokens=tokens),
+                             UNTIMED, f"--device-memory 1024 --offload-update {update}")
     return smallest_that_fits(said)
 
 
@@ -163,9 +139,8 @@ def budget_runs(bench, tokens):
 
     def run(setting, round_):
         return bench.run(
-            folder_name(f"budgets/{tokens}_{setting}_round{round_}"),
-            *(bench.program, model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}"),
-            setting.flags,
+            folder_name(f"budgets/{tokens}_{setting}_round{round_}"), bench.program,
+            model_flags(tokens=tokens), f"--steps {bench.plan.timed_steps}", setting.flags,
         )
 
     return bench.in_turns(bench.plan.rounds, settings(bench, tokens), run)
@@ -206,9 +181,9 @@ class Row:
 
     def cells(self):
         return [
-            *(str(self.setting), f"{self.device / MIB:.1f}", f"{100 * self.share:.0f} %"),
+            str(self.setting), f"{self.device / MIB:.1f}", f"{100 * self.share:.0f} %",
             *(f"{self.moved[kind] / MIB:.1f}" for kind in ("bytes", "in", "out")),
-            *(self.ms.text("{:.0f}"), f"{self.ratio:.2f}x"),
+            self.ms.text("{:.0f}"), f"{self.ratio:.2f}x",
             "the same" if not self.apart else f"{self.apart:.1e} apart",
         ]
 
@@ -220,13 +195,10 @@ def budget_rows(tokens, found):
     for setting, logs in found.items():
         end, ms = last(logs[0], "end"), spread(map(step_ms, logs))
         memory = end["memory"]["measured"]
-        yield Row(
-            *(tokens, setting, memory["device"]),
-            end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0},
-            *(ms, ms.median / base, 1 - state_bytes(memory) / states),
-            max(apart(log, fits[0]) for log in logs),
-            max(map(forecast_error, logs)),
-        )
+        yield Row(tokens, setting, memory["device"],
+                  end["offload"]["measured"] if setting.flags else {"bytes": 0, "in": 0, "out": 0},
+                  ms, ms.median / base, 1 - state_bytes(memory) / states,
+                  max(apart(log, fits[0]) for log in logs), max(map(forecast_error, logs)))
 
 
 def budgets(bench):
@@ -249,37 +221,20 @@ def budgets(bench):
         return "; ".join(texts) or "no such run"
 
     return text, [
-        [
-            "step time with up to half of the states on the host, against the run that fits"
-            " (goal 1.10)",
-            "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %",
-            told(half),
-            "a memory copy stands for the link here",
-        ],
-        [
-            "the smallest budget",
-            "all or nothing",
-            told(row for row in rows if row.setting.label.startswith("smallest")),
-            "the forecast names it",
-        ],
-        [
-            "all or nothing",
-            "DeepSpeed: 17.6 % of full speed",
-            told(row for row in rows if row.setting.offload),
-            "the same",
-        ],
-        [
-            "losses and norms with and without offload",
-            "silent errors in DeepSpeed",
-            f"largest relative difference {worst_loss:.1g}",
-            "the processor's updates are one operation, wherever states lie",
-        ],
-        [
-            "forecast of device, host and moved bytes (goal 1 %)",
-            "none forecasts the host",
-            f"largest difference {100 * worst_forecast:.2g} %",
-            "",
-        ],
+        ["step time with up to half of the states on the host, against the run that fits"
+         " (goal 1.10)",
+         "DeepSpeed ZeRO-Offload: 17.6 % of full speed, ZenFlow 42.2 %", told(half),
+         "a memory copy stands for the link here"],
+        ["the smallest budget", "all or nothing",
+         told(row for row in rows if row.setting.label.startswith("smallest")),
+         "the forecast names it"],
+        ["all or nothing", "DeepSpeed: 17.6 % of full speed",
+         told(row for row in rows if row.setting.offload), "the same"],
+        ["losses and norms with and without offload", "silent errors in DeepSpeed",
+         f"largest relative difference {worst_loss:.1g}",
+         "the processor's updates are one operation, wherever states lie"],
+        ["forecast of device, host and moved bytes (goal 1 %)", "none forecasts the host",
+         f"largest difference {100 * worst_forecast:.2g} %", ""],
     ]
 
 
@@ -333,18 +288,13 @@ def largest_model(bench):
     ]
     least = bench.plan.budgets[0]
     model = model_flags(f"layers={found[least]['by the budget']},{SHAPE}")
-    log = bench.run(
-        f"largest/{least}", bench.program, model, f"--steps 2 --device-memory {least}"
-    )
+    log = bench.run(f"largest/{least}", bench.program, model, f"--steps 2 --device-memory {least}")
     device = last(log, "end")["memory"]["measured"]["device"]
     return markdown(["forecast, device budget", *WAYS], lines), [
-        [
-            f"the largest model at {least} of the device",
-            "ZeRO-Offload: 13B where 1.4B fits (V100)",
-            "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
-            "activations take their part of the budget; the largest ran, with"
-            f" {device / MIB:.1f} MiB of the device",
-        ]
+        [f"the largest model at {least} of the device", "ZeRO-Offload: 13B where 1.4B fits (V100)",
+         "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
+         "activations take their part of the budget; the largest ran, with"
+         f" {device / MIB:.1f} MiB of the device"]
     ]
 
 
@@ -376,10 +326,8 @@ def utilisation(bench):
             continue
         name = folder_name(f"utilisation/{setting}")
         trace = bench.into / name / "trace.json"
-        bench.run(
-            *(name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}"),
-            *(setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace),
-        )
+        bench.run(name, bench.program, model_flags(tokens=tokens), f"--steps {WARMUP + 1}",
+                  setting.flags, f"--profile-steps {WARMUP + 1}:{WARMUP + 1} --trace", trace)
         found[setting] = busy_slices(json.loads(trace.read_text()))
 
     def paint(axes):
@@ -392,12 +340,10 @@ def utilisation(bench):
     busy = {setting: sum(shares) / SLICES for setting, shares in found.items()}
     bench.tell("busy", min(busy.values()))
     return "", [
-        [
-            "share of a step in which forward and backward passes run",
-            "M6-10T: high, no figure; ZeRO-Offload 40 % idle and more (ZenFlow blog)",
-            "; ".join(f"{setting}: {100 * share:.0f} %" for setting, share in busy.items()),
-            f"{tokens} tokens; one step's trace",
-        ]
+        ["share of a step in which forward and backward passes run",
+         "M6-10T: high, no figure; ZeRO-Offload 40 % idle and more (ZenFlow blog)",
+         "; ".join(f"{setting}: {100 * share:.0f} %" for setting, share in busy.items()),
+         f"{tokens} tokens; one step's trace"]
     ]
 
 
@@ -440,9 +386,8 @@ def forecast(bench, size, share):
     moved = offload["in"] + offload["out"], predicted["traffic"]["total"]["inter"]
     days = TOKENS / (NODES * LOCAL * length) * seconds / 86400
     return [
-        *(*name, f"{found['parameters'] / 1e9:.1f}G"),
-        *(f"{bytes_ / GIB:.1f}" for bytes_ in (*places, *moved)),
-        *(f"{seconds:.0f}", f"{days:.0f}"),
+        *name, f"{found['parameters'] / 1e9:.1f}G",
+        *(f"{bytes_ / GIB:.1f}" for bytes_ in (*places, *moved)), f"{seconds:.0f}", f"{days:.0f}",
     ]
 
 
@@ -452,10 +397,8 @@ def ten_times(bench):
     alone, _ = bench.forecast("scale one rank", SMALL, UNTIMED)
     states = state_bytes(alone["predicted"]["memory"])
     budget = states // (TIMES * RANKS)
-    log = bench.run(
-        *("scale/ten_times", local_ranks(RANKS), bench.program, SMALL),
-        f"--steps 3 --threads 1 --device-memory {budget}",
-    )
+    log = bench.run("scale/ten_times", local_ranks(RANKS), bench.program, SMALL,
+                    f"--steps 3 --threads 1 --device-memory {budget}")
     return budget * RANKS, states, log
 
 
@@ -465,24 +408,19 @@ def scale(bench):
     header += ["host, GiB", "disk, GiB", "moved a step, GiB", "sent between nodes, GiB", "step, s"]
     sum_, states, log = ten_times(bench)
     return markdown([*header, "days for 4G tokens"], lines), [
-        [
-            "10T parameters on 512 GPUs of 32 GB",
-            "10 days (a mixture of experts, of which a token uses little; shared blocks for"
-            " most of them)",
-            "; ".join(
-                f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}"
-                for line in lines
-            ),
-            "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with"
-            " all of its parameters for each token",
-        ],
-        [
-            f"{RANKS} ranks, states {TIMES}x the device budgets",
-            "not reported",
-            f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
-            f" loss {last(log, 'step')['loss']:.4f} after 3 steps",
-            "a small model of many blocks, so that two of them are little",
-        ],
+        ["10T parameters on 512 GPUs of 32 GB",
+         "10 days (a mixture of experts, of which a token uses little; shared blocks for"
+         " most of them)",
+         "; ".join(
+             f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}"
+             for line in lines
+         ),
+         "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with"
+         " all of its parameters for each token"],
+        [f"{RANKS} ranks, states {TIMES}x the device budgets", "not reported",
+         f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs,"
+         f" loss {last(log, 'step')['loss']:.4f} after 3 steps",
+         "a small model of many blocks, so that two of them are little"],
     ]
 
 
@@ -491,24 +429,20 @@ def scale(bench):
 
 CLAIMS = (
     # A memory copy stands for the link; no GPU.
-    Claim(
-        *("M4", "high utilization", ("half away", "apart", "busy"), TIMED),
-        lambda ratios, apart, busy: f"half away: {span(ratios)}x the time, {100 * busy:.0f} % busy",
-        partly=lambda ratios, apart, busy: max(ratios) <= 1.25 and busy >= 0.8 and apart == 0,
-    ),
+    Claim("M4", "high utilization", ("half away", "apart", "busy"), TIMED,
+          lambda ratios, apart, busy: f"half away: {span(ratios)}x the time,"
+          f" {100 * busy:.0f} % busy",
+          partly=lambda ratios, apart, busy: max(ratios) <= 1.25 and busy >= 0.8 and apart == 0),
 )
 
 
-def settings_forecasts(bench):
-    """Those that find the settings: what fits, and for each way to update what is smallest, and
-    what --offload takes."""
-    return {"forecasts of settings": len(bench.plan.tokens) * (1 + 2) + len(ALL_OR_NOTHING)}
-
-
 def budgets_count(bench):
-    plan = bench.plan
-    each = 1 + 2 * (len(plan.shares) + 1 + len(ALL_OR_NOTHING))
-    return {**settings_forecasts(bench), "budgets": len(plan.tokens) * plan.rounds * each}
+    """With the forecasts that find the settings: what fits, and for each way to update what is
+    smallest, and what --offload takes."""
+    plan, ways = bench.plan, len(ALL_OR_NOTHING)
+    each = 1 + 2 * (len(plan.shares) + 1 + ways)
+    return {"forecasts of settings": len(plan.tokens) * (1 + 2) + ways,
+            "budgets": len(plan.tokens) * plan.rounds * each}
 
 
 def largest_count(bench):
@@ -527,7 +461,7 @@ PAPER = Paper(
     parts={
         "budgets": (budgets, budgets_count),
         "largest": (largest_model, largest_count),
-        "utilisation": (utilisation, lambda bench: {"utilisation": 3}),
+        "utilisation": (utilisation, lambda _: {"utilisation": 3}),
         "scale": (scale, scale_count),
     },
     claims=CLAIMS,

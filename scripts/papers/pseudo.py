@@ -35,62 +35,34 @@ from dataclasses import dataclass
 import experiment
 from experiment import (
     EXIT_RESOURCES, TIMED, WARMUP, Claim, Paper, data_flags, folder_name, last, loss_curve,
-    markdown, no_cluster, percent, run_name, smallest_that_fits, span, spread, step_ms, tuned,
-    tuned_runs, value_at, words,
-)  # fmt: skip
+    markdown, no_cluster, percent, plans, run_name, smallest_that_fits, span, spread, step_ms,
+    tuned, tuned_runs, value_at, words,
+)
 from papers import pseudo_seconds
-from papers.pseudo_seconds import RANKS, SLOW
+from papers.pseudo_seconds import SLOW, timed
 
 MODEL = "--model layers=12,heads=4,channels={},vocab=256"
 SAMPLES = "--seq-len 32 --micro-batch 8 --batch-tokens 256 --final-lr-fraction 0"
 GOAL = 0.6  # of the time of training from scratch
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    steps: int
-    # learning rates, of runs in which blocks share, of those that do not: large ones are not for
-    # both
-    rates: dict
-    switches: tuple  # shares of the steps in which blocks share
-    # --share -> learning rates of the two phases; what is left of the goal's time for real steps:
-    # below
-    budgets: dict
-    left: tuple  # steps that do not share, over those of training from scratch
-    seeds: tuple
-    timed_steps: int
-    rounds: int  # of timed runs, in turns
-
-    @property
-    def tuning_seeds(self):
-        """The first seed chooses the learning rate."""
-        return self.seeds[:1]
-
-
-PLANS = {
-    "quick": Plan(
-        steps=500,
-        rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")},
-        switches=(0.1, 0.5),
-        budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")},
-        left=(0.1,),
-        seeds=(1,),
-        timed_steps=WARMUP + 10,
-        rounds=1,
+PLANS = plans(
+    steps=(500, 3000),
+    rates=(  # by whether blocks share in the run: large ones are not for both
+        {True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")},
+        {True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3", "1.6e-2")},
     ),
-    "full": Plan(
-        steps=3000,
-        rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3", "1.6e-2")},
-        switches=(0.1, 0.25, 0.5),
-        budgets={share: ("4e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3") for share in ("2", "4")},
-        left=(0.1, 0.2),
-        seeds=(1, 2, 3),
-        timed_steps=WARMUP + 30,
-        rounds=3,
+    switches=((0.1, 0.5), (0.1, 0.25, 0.5)),  # shares of the steps in which blocks share
+    budgets=(  # --share -> learning rates of the two phases
+        {"4": ("1e-3/1e-3", "2e-3/1e-3")},
+        {share: ("4e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3") for share in ("2", "4")},
     ),
-}
+    left=((0.1,), (0.1, 0.2)),  # steps of budget that do not share, over those from scratch
+    tuning_seeds=((1,), (1,)),  # choose the learning rate
+    seeds=((1,), (1, 2, 3)),
+    timed_steps=(WARMUP + 10, WARMUP + 30),
+    rounds=(1, 3),  # of timed runs, in turns
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,6 @@ JOULES = "joules a step"
 class Bench(experiment.Bench):
     def __init__(self, options, plans):
         super().__init__(options, plans)
-        self.steps = options.steps or self.plan.steps
         self.seconds = pseudo_seconds.PLANS[options.plan]
         self.switches = [Candidate(share) for share in self.plan.switches]
         self.middle = self.switches[len(self.switches) // 2]
@@ -155,29 +126,24 @@ class Bench(experiment.Bench):
         steps = one.steps(self.steps)
         shared, real = rate.split("/") if "/" in rate else ("", rate)
         return words(
-            *(self.train(), f"--threads 1 --steps {steps} --lr {real}"),
+            self.train(), f"--threads 1 --steps {steps} --lr {real}",
             f"--share-lr {shared}" if shared else "",
             f"--lr-schedule {one.schedule} --warmup {steps // 10} --weight-decay 0.1",
-            f"--val-every {max(1, steps // 20)} --val-batches 40 --seed {seed}",
-            one.flags(steps),
+            f"--val-every {max(1, steps // 20)} --val-batches 40 --seed {seed}", one.flags(steps),
         )
 
-    def best(self, part, every, rates):
+    def best(self, part, every, rates, command=None):
         """Candidate -> (Tuned, [(step, loss) ...] of each seed's run)."""
-        found = tuned(self, part, every, rates, self.command)
+        command = command or self.command
+        found = tuned(self, part, every, rates, command)
+
+        def curve(*job):
+            return loss_curve(self.run(run_name(part, *job), command(*job)))
+
         return {
-            one: (its, [self.curve(part, one, its.rate, seed) for seed in self.plan.seeds])
+            one: (its, [curve(one, its.rate, seed) for seed in self.plan.seeds])
             for one, its in found.items()
         }
-
-    def curve(self, part, one, rate, seed):
-        return loss_curve(
-            self.run(run_name(part, one, rate, seed), self.command(one, rate, seed))
-        )
-
-
-def mean_curve(curves):
-    return [(at[0][0], statistics.mean(loss for _, loss in at)) for at in zip(*curves)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -190,10 +156,8 @@ def quality_runs(bench):
 
 def loss_lines(bench, found, base, against="real from scratch"):
     rows = [
-        [
-            *(str(one), its.rate, " ".join(f"{loss:.4f}" for loss in its.scores)),
-            *(f"{its.mean:.4f}", percent(its.mean / base, 2)),
-        ]
+        [str(one), its.rate, " ".join(f"{loss:.4f}" for loss in its.scores), f"{its.mean:.4f}",
+         percent(its.mean / base, 2)]
         for one, (its, _) in found.items()
     ]
     header = [f"text, {bench.steps} steps", "learning rate", "validation loss by seed", "mean"]
@@ -212,18 +176,11 @@ def quality(bench):
     apart = 100 * (max(scores) / min(scores) - 1)
     seeds = f"seeds from scratch are {apart:.1f} % apart" if len(scores) > 1 else "one seed"
     return loss_lines(bench, found, means[REAL]), [
-        [
-            "loss at equal tokens, shared then real, against real from scratch",
-            "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring",
-            told,
-            f"a small GPT on bytes, {bench.steps} steps, final validation loss; {seeds}",
-        ],
-        [
-            "loss at equal tokens, always shared",
-            "ALBERT: clearly worse",
-            percent(means[SHARED] / means[REAL], 2),
-            "the same",
-        ],
+        ["loss at equal tokens, shared then real, against real from scratch",
+         "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring", told,
+         f"a small GPT on bytes, {bench.steps} steps, final validation loss; {seeds}"],
+        ["loss at equal tokens, always shared", "ALBERT: clearly worse",
+         percent(means[SHARED] / means[REAL], 2), "the same"],
     ]
 
 
@@ -245,15 +202,13 @@ def budget(bench):
     its = found[one][0]
     scores = " ".join(f"{loss:.4f}" for loss in its.scores)
     return loss_lines(bench, {**scratch, **found}, base), [
-        [
-            f"loss for {GOAL}x of the time of training from scratch, where a real step takes"
-            f" {SLOW} times a shared one (goal: not above it)",
-            "SWE: half the iterations for equal downstream quality",
-            f"{percent(its.mean / base, 2)}: {one}, rates {its.rate}; seeds {scores} against a mean"
-            f" of {base:.4f}",
-            "the best of those tried that end real, beside the better schedule from scratch;"
-            " rates: while blocks share / later",
-        ]
+        [f"loss for {GOAL}x of the time of training from scratch, where a real step takes"
+         f" {SLOW} times a shared one (goal: not above it)",
+         "SWE: half the iterations for equal downstream quality",
+         f"{percent(its.mean / base, 2)}: {one}, rates {its.rate}; seeds {scores} against a mean"
+         f" of {base:.4f}",
+         "the best of those tried that end real, beside the better schedule from scratch;"
+         " rates: while blocks share / later"]
     ]
 
 
@@ -267,12 +222,8 @@ def moments(bench):
         f"{one}: {percent(other.mean / its.mean, 2)}" for one, (other, _) in others.items()
     )
     return loss_lines(bench, found, its.mean, "moments of the mean"), [
-        [
-            f"what copies begin with, against moments of the mean gradient ({bench.middle})",
-            "not reported",
-            told,
-            "final validation loss, at that one's learning rate",
-        ]
+        [f"what copies begin with, against moments of the mean gradient ({bench.middle})",
+         "not reported", told, "final validation loss, at that one's learning rate"]
     ]
 
 
@@ -280,26 +231,13 @@ def moments(bench):
 # Times
 
 
-def timed(bench, name, share, place, more=""):
-    """The log of a timed run; place: words for the cluster, None: this machine alone."""
-    train = words(
-        *(bench.train(), "--share all" if share else "", more),
-        f"--steps {bench.plan.timed_steps} --val-every 0",
-    )
-    if place is not None:
-        train = words(bench.on_cluster(RANKS, place), train, "--threads 1")
-    return bench.run(name, train)
-
-
 def smallest_budget(bench):
     """Bytes of the device that the shared model takes, or, where the real one does not run with so
     few, the least that it does."""
-    log = timed(bench, "speed/budget", True, None)
+    log = timed(bench, "speed/budget", words(bench.train(), "--share all"))
     shared = last(log, "end")["memory"]["measured"]["device"]
-    status, text = bench.ask(
-        *("speed/smallest.txt", bench.train(), "--dry-run --device-memory", shared),
-        allowed=(0, EXIT_RESOURCES),
-    )
+    status, text = bench.ask("speed/smallest.txt", bench.train(), "--dry-run --device-memory",
+                             shared, allowed=(0, EXIT_RESOURCES))
     return smallest_that_fits(text) if status else shared
 
 
@@ -308,14 +246,16 @@ def speed_runs(bench):
     budget = f"--device-memory {smallest_budget(bench)}"
     places = {"this machine": (None, ""), "offload": (None, budget)}
     if not no_cluster():
-        log = timed(bench, "speed/calibration", False, "")
+        log = timed(bench, "speed/calibration", words(bench.train(), "--threads 1"), "")
         places["slow link"] = pseudo_seconds.slow_link(log), ""
     found = {}
     for place, (where, more) in places.items():
 
         def run(share, round_):
             name = f"speed/{place}_{'shared' if share else 'real'}_round{round_}"
-            return timed(bench, folder_name(name), share, where, more)
+            flags = bench.train(), "--share all" if share else "", more
+            threads = "--threads 1" if where is not None else ""
+            return timed(bench, folder_name(name), words(*flags, threads), where)
 
         logs = bench.in_turns(bench.plan.rounds, (False, True), run)
         found[place] = {
@@ -362,24 +302,23 @@ def reached_text(reached):
 
 def time_table(bench, kind, place, curves, costs):
     rows = [
-        [
-            *(str(one), f"{whole:.2f}x", f"{curves[one][-1][1]:.4f}", f"{beside:.4f}"),
-            *(percent(curves[one][-1][1] / beside, 2), reached_text(reached)),
-        ]
+        [str(one), f"{whole:.2f}x", f"{curves[one][-1][1]:.4f}", f"{beside:.4f}",
+         percent(curves[one][-1][1] / beside, 2), reached_text(reached)]
         for one, (whole, beside, reached) in against(bench, curves, costs).items()
     ]
     return markdown(
-        [
-            *(f"equal {kind}, {place}", f"{kind} of all steps, against real's", "loss then"),
-            *("real from scratch, then", "against it", f"{kind} to real's final loss"),
-        ],
+        [f"equal {kind}, {place}", f"{kind} of all steps, against real's", "loss then",
+         "real from scratch, then", "against it", f"{kind} to real's final loss"],
         rows,
     )
 
 
 def speed(bench):
     times, missing = speed_runs(bench), no_cluster()
-    curves = {one: mean_curve(by_seed) for one, (_, by_seed) in quality_runs(bench).items()}
+    curves = {
+        one: [(at[0][0], statistics.mean(loss for _, loss in at)) for at in zip(*by_seed)]
+        for one, (_, by_seed) in quality_runs(bench).items()
+    }
     text, lines = f"Slow link: left out: {missing}\n\n" if missing else "", []
 
     def cells(found):
@@ -396,16 +335,14 @@ def speed(bench):
         text += time_table(bench, "time", place, curves, costs)
         goal = f" (goal {GOAL}x)" if place != "this machine" else ""
         lines.append(
-            [
-                f"time to real from scratch's final loss, {place}{goal}",
-                "SWE: half the iterations for equal downstream quality",
-                "; ".join(
-                    f"{one}: {reached_text(reached)}"
-                    for one, (_, _, reached) in against(bench, curves, costs).items()
-                ),
-                f"a shared step takes {costs[True] / costs[False]:.2f}x of a real one here, the"
-                f" median of {bench.plan.rounds}",
-            ]
+            [f"time to real from scratch's final loss, {place}{goal}",
+             "SWE: half the iterations for equal downstream quality",
+             "; ".join(
+                 f"{one}: {reached_text(reached)}"
+                 for one, (_, _, reached) in against(bench, curves, costs).items()
+             ),
+             f"a shared step takes {costs[True] / costs[False]:.2f}x of a real one here, the"
+             f" median of {bench.plan.rounds}"]
         )
         watts = {share: joule for share, (_, joule) in found.items()}
         if None not in watts.values():
@@ -420,9 +357,7 @@ def speed(bench):
 def draw(bench, curves, times):
     panels = {"steps": {False: 1, True: 1}}
     for place, found in times.items():
-        panels[f"seconds, {place}"] = {
-            share: ms.median / 1000 for share, (ms, _) in found.items()
-        }
+        panels[f"seconds, {place}"] = {share: ms.median / 1000 for share, (ms, _) in found.items()}
 
     def paint(axes):
         top = statistics.median(loss for _, loss in curves[REAL]) * 1.3
@@ -441,13 +376,11 @@ def draw(bench, curves, times):
 CLAIMS = (
     # Runs that share, then do not, over real from scratch, after equal measured seconds: the ratios
     # of all moments, by size of the model.
-    Claim(
-        *("M3", "better at equal time", ("equal seconds",), TIMED),
-        lambda sizes: "loss"
-        f" {span([100 * r - 100 for ratios in sizes.values() for r in ratios], '{:+.2f}')} %",
-        met=lambda sizes: max(map(max, sizes.values())) < 1,
-        partly=lambda sizes: min(map(min, sizes.values())) < 1,
-    ),
+    Claim("M3", "better at equal time", ("equal seconds",), TIMED,
+          lambda sizes: "loss"
+          f" {span([100 * r - 100 for ratios in sizes.values() for r in ratios], '{:+.2f}')} %",
+          met=lambda sizes: max(map(max, sizes.values())) < 1,
+          partly=lambda sizes: min(map(min, sizes.values())) < 1),
 )
 
 
@@ -464,10 +397,6 @@ def budget_count(bench):
     return {"quality": real, "budget": real + ends}
 
 
-def moments_count(bench):
-    return {**quality_count(bench), "moments": 3 * tuned_runs(bench.plan, 1)}
-
-
 def speed_count(bench):
     places, slow = 2, not no_cluster()
     return {**quality_count(bench), "speed": 1 + slow + 2 * bench.plan.rounds * (places + slow)}
@@ -480,7 +409,8 @@ PAPER = Paper(
     parts={
         "quality": (quality, quality_count),
         "budget": (budget, budget_count),
-        "moments": (moments, moments_count),
+        "moments": (moments, lambda bench: {
+            **quality_count(bench), "moments": 3 * tuned_runs(bench.plan, 1)}),
         "speed": (speed, speed_count),
         "clock": (pseudo_seconds.clock, pseudo_seconds.clock_count),
         "seconds": (pseudo_seconds.seconds, pseudo_seconds.seconds_count),

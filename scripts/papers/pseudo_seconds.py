@@ -6,9 +6,8 @@ import statistics
 from dataclasses import dataclass
 
 from experiment import (
-    loss_curve, markdown, no_cluster, percent, run_name, sent_bytes, spread, step_ms, tuned,
-    tuned_runs, turns, words,
-)  # fmt: skip
+    markdown, no_cluster, percent, plans, sent_bytes, spread, step_ms, tuned_runs, turns, words,
+)
 
 RANKS = 4  # of the cluster: so many nodes with a rank each
 SLOW = 3  # messages of the real model over that link, where its compute takes 1
@@ -17,19 +16,7 @@ LINK, DISK = "slow link", "states on disk"
 POINTS = 10  # validations of a run
 
 
-@dataclass(frozen=True)
-class SecondsPlan:
-    """What --quick and --full differ in."""
-
-    steps: dict  # channels of the model -> steps of training from scratch
-    moments: tuple  # shares of the time in which blocks share
-    tutors: dict  # a moment -> the one whose learning rates it takes
-    # channels -> kind of a method -> learning rates that are tried; of two phases: while blocks
-    # share / later
-    rates: dict
-    rounds: int  # of timed runs, in turns
-
-
+# channels -> kind of a method -> learning rates; of two phases: while blocks share / later
 RATES = {
     64: {
         "real": ("4e-3", "8e-3", "1.6e-2"),
@@ -43,16 +30,13 @@ RATES = {
     },
 }
 FEW = {"real": ("4e-3", "8e-3"), "both": ("4e-3/2e-3", "8e-3/4e-3"), "shared": ("4e-3", "8e-3")}
-PLANS = {
-    "quick": SecondsPlan({64: 1500}, (0.7,), {}, {64: FEW}, 1),
-    "full": SecondsPlan(
-        {64: 1500, 128: 400},
-        (0.1, 0.3, 0.5, 0.7, 0.9),
-        {0.1: 0.3, 0.5: 0.7, 0.9: 0.7},
-        RATES,
-        3,
-    ),
-}
+PLANS = plans(
+    steps=({64: 1500}, {64: 1500, 128: 400}),  # channels -> steps of training from scratch
+    moments=((0.7,), (0.1, 0.3, 0.5, 0.7, 0.9)),  # shares of the time in which blocks share
+    tutors=({}, {0.1: 0.3, 0.5: 0.7, 0.9: 0.7}),  # a moment -> the one whose rates it takes
+    rates=({64: FEW}, RATES),
+    rounds=(1, 3),  # of timed runs, in turns
+)
 
 
 @dataclass(frozen=True)
@@ -92,15 +76,12 @@ def slow_link(log):
     return f"--rate {sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"
 
 
-def timed(bench, name, channels, share, more=(), place=None):
-    """The log of a timed run; place: words for a cluster, None: this machine alone."""
-    train = words(
-        *(bench.train(channels), more, f"--share {SHARE}" if share else ""),
-        f"--steps {bench.plan.timed_steps} --val-every 0 --threads 1",
-    )
+def timed(bench, name, flags, place=None):
+    """The log of a timed run; place: words for the cluster, None: this machine alone."""
+    train = words(flags, f"--steps {bench.plan.timed_steps} --val-every 0")
     if place is not None:
         train = words(bench.on_cluster(RANKS, place), train)
-    return bench.run(f"clock/{name}_{channels}", train)
+    return bench.run(name, train)
 
 
 def on_disk(bench):
@@ -114,13 +95,17 @@ def clock_runs(bench):
     """(channels, place) -> {shared?: ms of a step, by round}."""
     found, slow = {}, not no_cluster()
     for channels in bench.seconds.steps:
-        link = slow and slow_link(timed(bench, "calibration", channels, False, place=""))
+
+        def run(name, share, more=(), place=None):
+            flags = bench.train(channels), more, f"--share {SHARE}" if share else "", "--threads 1"
+            return timed(bench, f"clock/{name}_{channels}", words(*flags), place)
+
+        link = slow and slow_link(run("calibration", False, place=""))
         for round_, share in turns(bench.seconds.rounds, (False, True)):
             name = f"{'shared' if share else 'real'}_round{round_}"
-            more = () if share else on_disk(bench)
-            logs = {DISK: timed(bench, f"disk_{name}", channels, share, more)}
+            logs = {DISK: run(f"disk_{name}", share, () if share else on_disk(bench))}
             if link:
-                logs[LINK] = timed(bench, f"link_{name}", channels, share, place=link)
+                logs[LINK] = run(f"link_{name}", share, place=link)
             for place, log in logs.items():
                 times = found.setdefault((channels, place), {False: [], True: []})
                 times[share].append(step_ms(log))
@@ -134,11 +119,9 @@ def ratio_of(times):
 
 def clock(bench):
     rows = [
-        [
-            *(f"12 x {channels}", place),
-            *(spread(times[share]).text("{:.1f}") for share in (False, True)),
-            f"{ratio_of(times):.2f}",
-        ]
+        [f"12 x {channels}", place,
+         *(spread(times[share]).text("{:.1f}") for share in (False, True)),
+         f"{ratio_of(times):.2f}"]
         for (channels, place), times in clock_runs(bench).items()
     ]
     rounds = bench.seconds.rounds
@@ -163,28 +146,18 @@ def curves_of(bench, channels, ratio):
     def command(one, rate, seed):
         shared, real = rate.split("/") if "/" in rate else (rate, rate)
         steps = sum(one.steps(of_scratch))
-        return words(
-            *(bench.train(channels), one.flags(of_scratch)),
-            f"--lr {real} --lr-schedule wsd --warmup {steps // 10}",
-            f"--share-lr {shared}" if one.time else "",
-            f"--weight-decay 0.1 --threads 1 --seed {seed}",
-            f"--val-every {max(1, steps // POINTS)} --val-batches 40",
-        )
+        return words(bench.train(channels), one.flags(of_scratch),
+                     f"--lr {real} --lr-schedule wsd --warmup {steps // 10}",
+                     f"--share-lr {shared}" if one.time else "",
+                     f"--weight-decay 0.1 --threads 1 --seed {seed}",
+                     f"--val-every {max(1, steps // POINTS)} --val-batches 40")
 
     chosen = [methods[time] for time in methods if time not in plan.tutors]
-    found = tuned(bench, part, chosen, plan.rates[channels], command)
+    found = bench.best(part, chosen, plan.rates[channels], command)
     for time, tutor in plan.tutors.items():
-        rates = {"both": (found[methods[tutor]].rate,)}
-        found |= tuned(bench, part, [methods[time]], rates, command)
-
-    def curve(one, seed):
-        name = run_name(part, one, found[one].rate, seed)
-        return loss_curve(bench.run(name, command(one, found[one].rate, seed)))
-
-    return {
-        one: (found[one], [curve(one, seed) for seed in bench.plan.seeds])
-        for one in methods.values()
-    }
+        rates = {"both": (found[methods[tutor]][0].rate,)}
+        found |= bench.best(part, [methods[time]], rates, command)
+    return {one: found[one] for one in methods.values()}
 
 
 def seconds_of(one, step, of_scratch, times):
@@ -203,9 +176,9 @@ def table_of(channels, found, clocks, of_scratch):
         ends = (seconds_of(one, shared + real, of_scratch, times) for times in clocks.values())
         grid = ", ".join(f"{rate}: {loss:.4f}" for rate, loss in its.grid.items())
         return [
-            *(str(one), f"{shared} + {real}", *(f"{end:.1f}" for end in ends)),
-            *(grid if len(its.grid) > 1 else "", its.rate),
-            *(" ".join(f"{loss:.4f}" for loss in its.scores), f"{its.mean:.4f}"),
+            str(one), f"{shared} + {real}", *(f"{end:.1f}" for end in ends),
+            grid if len(its.grid) > 1 else "", its.rate,
+            " ".join(f"{loss:.4f}" for loss in its.scores), f"{its.mean:.4f}",
             percent(its.mean / base, 2),
         ]
 
@@ -227,12 +200,10 @@ def seconds(bench):
         means = {one: its.mean / base.mean for one, (its, _) in found.items() if 0 < one.time < 1}
         told[f"12 x {channels}"] = [*means.values()]
         lines.append(
-            [
-                f"loss at equal measured seconds, {place}, 12 blocks x {channels} channels",
-                "curves not available",
-                "; ".join(f"{one}: {percent(ratio, 2)}" for one, ratio in means.items()),
-                f"a shared step takes {ratio_of(times):.2f} of a real one; {of_scratch} real steps",
-            ]
+            [f"loss at equal measured seconds, {place}, 12 blocks x {channels} channels",
+             "curves not available",
+             "; ".join(f"{one}: {percent(ratio, 2)}" for one, ratio in means.items()),
+             f"a shared step takes {ratio_of(times):.2f} of a real one; {of_scratch} real steps"]
         )
         panels.append((f"12 x {channels}, {place}", found, times, of_scratch))
     bench.tell("equal seconds", told, min(len(bench.plan.seeds), bench.seconds.rounds))

@@ -33,10 +33,10 @@ import sys
 from dataclasses import dataclass
 
 from experiment import (
-    COUNTED, SCRIPTS, SEEDS, TIMED, Claim, Paper, cluster, data_flags, equal_quota,
-    events, final_loss, interval, last, listed, local_ranks, markdown, no_cluster, percent, span,
-    spread, step_ms, timed_steps, turns, value_at, words, write_rows,
-)  # fmt: skip
+    COUNTED, SCRIPTS, SEEDS, TIMED, Claim, Paper, cluster, data_flags, equal_quota, events,
+    final_loss, interval, last, listed, local_ranks, markdown, percent, plans, span, spread,
+    step_ms, timed_steps, turns, value_at, words, write_rows,
+)
 from zeropp_bars import BARS
 
 UNLIMITED = math.inf  # a rate, in Mbit/s like all of them
@@ -85,19 +85,6 @@ class Training:
     resumable: bool = False  # from checkpoints in the run's folder
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What --quick and --full differ in."""
-
-    links: dict  # shape -> variant -> rates
-    steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
-    searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
-    model: str
-    trainings: dict  # part -> Training
-    note: str = ""
-    repeats: int = 3  # of ZeRO-3 and of ZeRO++ at each link, in turns
-
-
 RATES = (UNLIMITED, 1000, 400, 200, 100, 50, 20)
 FEW_RATES = (UNLIMITED, 200, 50)
 QUICK_RATES = (UNLIMITED, 130, 50)
@@ -117,57 +104,43 @@ def trainings(convergence, steps, pairs_steps, long, long_steps):
                 ALL: (VARIANTS[ALL], ""),
                 CONTROL: (VARIANTS[ALL], f"--zero-quant-block {WHOLE}"),
             },
-            convergence,
-            steps,
+            convergence, steps,
         ),
         "pairs": Training(
             {name: (parts, "") for name, parts in COMBINATIONS.items()},
-            f"{SMALL} --micro-batch 2 --val-batches 100 {two_micro_steps}",
-            pairs_steps,
+            f"{SMALL} --micro-batch 2 --val-batches 100 {two_micro_steps}", pairs_steps,
         ),
-        "long": Training(
-            {BASE: ((), ""), "qwZ+qgZ": (("qwZ", "qgZ"), "")},
-            f"{long} --micro-batch 1 --val-batches 300 --reduce-dtype fp32 --lr 3e-4",
-            long_steps,
-            validations=20,
-            shape="2x1",
-            at_once=2,
-            resumable=True,
-        ),
+        "long": Training({BASE: ((), ""), "qwZ+qgZ": (("qwZ", "qgZ"), "")},
+                         f"{long} --micro-batch 1 --val-batches 300 --reduce-dtype fp32 --lr 3e-4",
+                         long_steps, validations=20, shape="2x1", at_once=2, resumable=True),
     }
 
 
-PLANS = {
-    "quick": Plan(
-        links={
+PLANS = plans(
+    links=(  # shape -> variant -> rates
+        {
             "2x2": {BASE: QUICK_RATES, **dict.fromkeys(SINGLE, (50,)), ALL: QUICK_RATES},
             "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50)),
         },
-        steps=WARMUP + 3,
-        searches=1,
-        model="layers=4,heads=4,channels=256,vocab=256",
-        trainings=trainings(f"{SMALL} --micro-batch 2 --val-batches 100", 300, 300, SMALL, 400),
-        note="--quick: a small model, few links and few steps. --full is the measurement.",
-    ),
-    "full": Plan(
-        links=dict.fromkeys(
+        dict.fromkeys(
             ("2x2", "4x2"),
             {
-                BASE: RATES,
-                **dict.fromkeys(SINGLE, FEW_RATES),
-                "qwZ+hpZ": FEW_RATES[-1:],
-                ALL: RATES,
+                **dict.fromkeys((BASE, *SINGLE), FEW_RATES),
+                **{BASE: RATES, "qwZ+hpZ": FEW_RATES[-1:], ALL: RATES},
             },
         ),
-        steps=WARMUP + 5,
-        searches=3,
-        model="layers=6,heads=4,channels=256,vocab=256",
-        trainings=trainings(
-            *(f"{MIDDLE} --micro-batch 4 --val-batches 100", 1000, 2000),
-            *(f"{LARGE} --warmup 1000", 20000),
-        ),
     ),
-}
+    steps=(WARMUP + 3, WARMUP + 5),  # of a run on the cluster
+    searches=(1, 3),  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
+    model=("layers=4,heads=4,channels=256,vocab=256", "layers=6,heads=4,channels=256,vocab=256"),
+    trainings=(  # part -> Training
+        trainings(f"{SMALL} --micro-batch 2 --val-batches 100", 300, 300, SMALL, 400),
+        trainings(f"{MIDDLE} --micro-batch 4 --val-batches 100", 1000, 2000,
+                  f"{LARGE} --warmup 1000", 20000),
+    ),
+    note=("--quick: a small model, few links and few steps. --full is the measurement.", ""),
+    repeats=(3, 3),  # of ZeRO-3 and of ZeRO++ at each link, in turns
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,31 +247,25 @@ def read_row(log, shape, rate, variant, repeat):
     """Rank 0 stands for all of its node."""
     start, end, steps = last(log, "start"), last(log, "end"), timed_steps(log, WARMUP)
     return Row(
-        *(shape, rate, variant),
-        ms=step_ms(log, WARMUP),
-        predicted_ms=start["predicted"]["step_ms"],
+        shape, rate, variant, ms=step_ms(log, WARMUP), predicted_ms=start["predicted"]["step_ms"],
         tokens_per_s=statistics.median(step["tokens_per_s"] for step in steps),
         node_bytes=int(shape.split("x")[1]) * end["traffic"]["measured"]["total"]["inter"],
-        parameters=start["parameters"],
-        loss=steps[-1]["loss"],
-        repeat=repeat,
+        parameters=start["parameters"], loss=steps[-1]["loss"], repeat=repeat,
     )
 
 
 class Sweep:
     """Rows on the clusters: has the ones that exist, runs the ones that do not."""
 
-    def __init__(self, plan, bench):
-        self.plan, self.bench, self.rows = plan, bench, []
+    def __init__(self, bench):
+        self.plan, self.bench, self.rows = bench.plan, bench, []
 
     def command(self, shape, rate, variant):
         nodes, ranks = map(int, shape.split("x"))
         link = "" if rate == UNLIMITED else f"--rate {rate_name(rate)}"
-        return words(
-            cluster(shape, link, "--cpu", equal_quota(nodes * ranks)),
-            *(self.bench.program, COMMON, "--model", self.plan.model, SWEEP_BATCH),
-            *("--steps", self.plan.steps, *(PARTS[part] for part in VARIANTS[variant])),
-        )
+        return words(cluster(shape, link, "--cpu", equal_quota(nodes * ranks)), self.bench.program,
+                     COMMON, "--model", self.plan.model, SWEEP_BATCH, "--steps", self.plan.steps,
+                     *(PARTS[part] for part in VARIANTS[variant]))
 
     def measure(self, shape, rate, variant, repeat):
         again = f"-{repeat}" if repeat > 1 else ""
@@ -411,12 +378,8 @@ def time_table(sweep, shape):
         return f"{times[name][rate].text('{:.0f}')}, {predicted[name][rate].median:.0f}{ratio}"
 
     lines = [
-        [
-            rate_text(rate),
-            f"{100 * times[BASE][UNLIMITED].median / times[BASE][rate].median:.0f} %",
-            tokens[rate].text("{:.0f}"),
-            *(cell(name, rate) for name in names),
-        ]
+        [rate_text(rate), f"{100 * times[BASE][UNLIMITED].median / times[BASE][rate].median:.0f} %",
+         tokens[rate].text("{:.0f}"), *(cell(name, rate) for name in names)]
         for rate in sorted(times[BASE], reverse=True)
     ]
     return (
@@ -433,10 +396,8 @@ def traffic_table(sweep, shape):
         row = next(row for row in sweep.rows if (row.shape, row.variant) == (shape, name))
         parts = VARIANTS[name]
         lines.append(
-            [
-                *(name, f"{row.node_bytes / 1e6:.3f}", f"{row.volume():.3f} M"),
-                *(f"{volume(parts):g} M", f"{volume(parts, BLOCK):.3f} M", f"{row.loss:.4f}"),
-            ]
+            [name, f"{row.node_bytes / 1e6:.3f}", f"{row.volume():.3f} M", f"{volume(parts):g} M",
+             f"{volume(parts, BLOCK):.3f} M", f"{row.loss:.4f}"]
         )
     return (
         f"{shape}: bytes that a node sends to the others in a step, counted; loss of step"
@@ -478,45 +439,24 @@ def cluster_lines(sweep):
 
     wrong = [row.predicted_ms / row.ms for row in sweep.rows]
     return [
-        [
-            "traffic between nodes, ZeRO-3 over ZeRO++",
-            "4x (3M, 0.75M)",
-            by_shape(bytes_text),
-            f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered"
-            " once, not twice",
-        ],
-        [
-            "speed where ZeRO-3 runs at 25 % of its unlimited speed (goal 2.7x)",
-            "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
-            by_shape(quarter_text),
-            "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none"
-            " hides behind computing, 3.9x where all do",
-        ],
-        [
-            "speed at the slowest link (goal 3.5x)",
-            "2.2x at 1 link, its slowest",
-            by_shape(slowest_text),
-            "the slower the link, the nearer to the ratio of the bytes",
-        ],
-        [
-            "lowest speed of the sweep (goal 0.95x)",
-            "1.15x at 8 links",
-            by_shape(least_text),
-            "without a limit messages still take the processor's time, and there are fewer of them",
-        ],
-        [
-            "each alone gains less than all",
-            "so (figure)",
-            by_shape(alone_text),
-            "the slowest link that each was measured at; alone it is a single timing",
-        ],
-        [
-            "predicted over measured step time",
-            "",
-            f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest,"
-            f" median, highest of {len(wrong)} runs)",
-            "rates are measured for milliseconds at start, within a period of the quota",
-        ],
+        ["traffic between nodes, ZeRO-3 over ZeRO++", "4x (3M, 0.75M)", by_shape(bytes_text),
+         f"the scales, 4 bytes for a block of {BLOCK}; layernorms and positions are gathered"
+         " once, not twice"],
+        ["speed where ZeRO-3 runs at 25 % of its unlimited speed (goal 2.7x)",
+         "2.0x to 2.2x (384 V100, 1 link of 100 Gb/s); 2.70x (64 V100, tutorial)",
+         by_shape(quarter_text),
+         "the messages of the bytes counted, 3.9 times fewer, would give 2.3x where none"
+         " hides behind computing, 3.9x where all do"],
+        ["speed at the slowest link (goal 3.5x)", "2.2x at 1 link, its slowest",
+         by_shape(slowest_text), "the slower the link, the nearer to the ratio of the bytes"],
+        ["lowest speed of the sweep (goal 0.95x)", "1.15x at 8 links", by_shape(least_text),
+         "without a limit messages still take the processor's time, and there are fewer of them"],
+        ["each alone gains less than all", "so (figure)", by_shape(alone_text),
+         "the slowest link that each was measured at; alone it is a single timing"],
+        ["predicted over measured step time", "",
+         f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest,"
+         f" median, highest of {len(wrong)} runs)",
+         "rates are measured for milliseconds at start, within a period of the quota"],
     ]
 
 
@@ -533,26 +473,19 @@ def tell_cluster(bench, sweep):
     alone = {shape: sweep.slowest_alone(shape) for shape in shapes}
     bench.tell(
         "alone",
-        [
-            (volumes[shape][name], volume(VARIANTS[name]), one.ratio, ratios[shape][rate].ratio)
-            for shape, (rate, each) in alone.items()
-            for name, one in each.items()
-        ],
+        [(volumes[shape][name], volume(VARIANTS[name]), one.ratio, ratios[shape][rate].ratio)
+         for shape, (rate, each) in alone.items()
+         for name, one in each.items()],
     )
 
 
 def on_cluster(bench):
-    missing = no_cluster()
-    if missing:
-        return f"Cluster: left out: {missing}\n\n", []
-    sweep = Sweep(bench.plan, bench)
+    sweep = Sweep(bench)
     sweep.measure_all()
     tell_cluster(bench, sweep)
     write_rows(bench.into / "rows.csv", sweep.rows, Row.columns)
     bench.draw(
-        *("sweep", lambda axes: paint_sweep(sweep, axes)),
-        rows=len(bench.plan.links),
-        columns=2,
+        "sweep", lambda axes: paint_sweep(sweep, axes), rows=len(bench.plan.links), columns=2,
     )
     bench.draw("paper", lambda axes: paint_beside_paper(sweep, axes[0]))
     tables = (time_table(sweep, shape) + traffic_table(sweep, shape) for shape in sweep.plan.links)
@@ -561,14 +494,8 @@ def on_cluster(bench):
 
 def errorbar(axes, places, values, around, name):
     """values and around (how far below and above) by place."""
-    axes.errorbar(
-        *(places, values, list(zip(*around))),
-        capsize=3,
-        marker="o",
-        markersize=4,
-        color=COLORS[name],
-        label=name,
-    )
+    axes.errorbar(places, values, list(zip(*around)), capsize=3, marker="o", markersize=4,
+                  color=COLORS[name], label=name)
 
 
 def paint_sweep(sweep, panels):
@@ -580,12 +507,9 @@ def paint_sweep(sweep, panels):
         place = {rate: min(rate, far) for rate in rates}
         for name in sweep.names(shape):
             tokens = sweep.spreads(shape, name, "tokens_per_s")
-            errorbar(
-                *(left, [place[rate] for rate in sorted(tokens)]),
-                [tokens[rate].median for rate in sorted(tokens)],
-                [tokens[rate].around() for rate in sorted(tokens)],
-                name,
-            )
+            errorbar(left, [place[rate] for rate in sorted(tokens)],
+                     [tokens[rate].median for rate in sorted(tokens)],
+                     [tokens[rate].around() for rate in sorted(tokens)], name)
             if name != BASE:
                 ratios = sweep.speedups(shape, name)
                 around = [
@@ -626,11 +550,8 @@ def paint_beside_paper(sweep, axes):
         points = sorted((100 * base / most, ours / base) for base, ours in bars)
         label = f"paper: {model}, 384 V100, 1 to 8 links"
         axes.plot(*zip(*points), marker=marker, color="black", linestyle=":", label=label)
-    axes.set(
-        xscale="log",
-        xlabel="speed of ZeRO-3, % of its speed with the fastest link",
-        ylabel="speed of ZeRO++ against ZeRO-3",
-    )
+    axes.set(xscale="log", xlabel="speed of ZeRO-3, % of its speed with the fastest link",
+             ylabel="speed of ZeRO++ against ZeRO-3")
     axes.set_xticks(ticks := (5, 10, 20, 50, 100), list(map(str, ticks)))
     axes.minorticks_off()
 
@@ -647,13 +568,12 @@ def training_command(bench, training, name, folder):
     start, kept = local_ranks(nodes * ranks), ()
     if training.resumable:
         start = words(
-            *(SCRIPTS / "launch.sh", "--continue --bind-to none --ranks", nodes * ranks, "--")
+            SCRIPTS / "launch.sh", "--continue --bind-to none --ranks", nodes * ranks, "--"
         )
         kept = "--out", folder / "checkpoints", "--save-every", every, "--keep", 1
     return words(
-        *(start, bench.program, COMMON, "--ranks-per-node", ranks, TRAINING, training.flags),
-        *(more, "--steps", training.steps, "--val-every", every),
-        *(*(PARTS[part] for part in parts), kept),
+        start, bench.program, COMMON, "--ranks-per-node", ranks, TRAINING, training.flags, more,
+        "--steps", training.steps, "--val-every", every, *(PARTS[part] for part in parts), kept,
     )
 
 
@@ -666,9 +586,7 @@ def train(bench, part):
             folder: training_command(bench, training, name, bench.into / folder)
             for folder, name in names.items()
         },
-        training.at_once,
-        group=part,
-        say=lambda log: f": validation loss {final_loss(log):.4f}",
+        training.at_once, group=part, say=lambda log: f": validation loss {final_loss(log):.4f}",
     )
     picture = bench.into / ("loss.png" if part == "convergence" else f"loss_{part}.png")
     drawing = words(sys.executable, SCRIPTS / "plot.py", list(logs.values()), "--out", picture)
@@ -682,18 +600,13 @@ def convergence(bench):
     bench.tell("loss", losses[ALL] / base)
     bench.tell("unblocked", (losses[CONTROL], losses[CONTROL] / base))
     return "", [
-        [
-            f"validation loss of ZeRO++ after {steps} steps is that of ZeRO-3 (goal 1 %)",
-            "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
-            f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
-            "a small model, few steps, one seed",
-        ],
-        [
-            "quantizing without blocks is worse",
-            "diverges",
-            f"{losses[CONTROL]:.4f}, {percent(losses[CONTROL] / base)}",
-            "one scale for a storage: a block's matrices and vectors together",
-        ],
+        [f"validation loss of ZeRO++ after {steps} steps is that of ZeRO-3 (goal 1 %)",
+         "equal (GPT-350M, 30B tokens); +0.6 % at step 40 of the tutorial's log",
+         f"{losses[ALL]:.4f} against {base:.4f}, {percent(losses[ALL] / base)}",
+         "a small model, few steps, one seed"],
+        ["quantizing without blocks is worse", "diverges",
+         f"{losses[CONTROL]:.4f}, {percent(losses[CONTROL] / base)}",
+         "one scale for a storage: a block's matrices and vectors together"],
     ]
 
 
@@ -713,13 +626,9 @@ def loss_part(part):
             losses = step_losses(log)
             fifth = len(losses) // 5
             parts = [statistics.fmean(losses[at : at + fifth]) for at in range(0, 5 * fifth, fifth)]
-            rows.append(
-                [
-                    *(name, *(f"{loss:.4f}" for loss in parts), f"{final_loss(log):.4f}"),
-                    percent(final_loss(log) / base),
-                    "no" if all(map(math.isfinite, losses)) else "yes",
-                ]
-            )
+            rows.append([name, *(f"{loss:.4f}" for loss in parts), f"{final_loss(log):.4f}",
+                         percent(final_loss(log) / base),
+                         "no" if all(map(math.isfinite, losses)) else "yes"])
         fifths = [f"mean loss, fifth {i}" for i in range(1, 6)]
         header = ["", *fifths, "validation", f"against {BASE}", "a loss is no number"]
         return f"{part}: {bench.plan.trainings[part].steps} steps\n\n" + markdown(header, rows), []
@@ -733,52 +642,36 @@ def loss_part(part):
 GUESSED = math.log(256)  # the loss of a model that knows nothing of bytes
 CLAIMS = (
     # Scales of blocks of 256, and what is gathered once, not twice, take 2 % of the 4x.
-    Claim(
-        *("Z1", "4x", ("bytes",), COUNTED),
-        lambda ratios: span(ratios, "{:.2f}x") + " fewer bytes",
-        met=lambda ratios: min(ratios) >= 0.95 * 4,
-        partly=lambda ratios: min(ratios) > 1,
-    ),
+    Claim("Z1", "4x", ("bytes",), COUNTED,
+          lambda ratios: span(ratios, "{:.2f}x") + " fewer bytes",
+          met=lambda ratios: min(ratios) >= 0.95 * 4,
+          partly=lambda ratios: min(ratios) > 1),
     # No 384 GPUs: the mechanism alone.
-    Claim(
-        *("Z2", "up to 2.16x", ("quarter",), TIMED),
-        lambda ratios: span(ratios, "{:.2f}x") + ", ZeRO-3 at 25 % of its speed",
-        partly=lambda ratios: min(ratios) >= 2.16,
-    ),
+    Claim("Z2", "up to 2.16x", ("quarter",), TIMED,
+          lambda ratios: span(ratios, "{:.2f}x") + ", ZeRO-3 at 25 % of its speed",
+          partly=lambda ratios: min(ratios) >= 2.16),
     # (bytes counted, by the formula, speed alone, of all three at that link); noise: 2 %.
-    Claim(
-        *("Z3", "each part gains, all gain most", ("alone",), TIMED),
-        lambda parts: f"{span([part[2] for part in parts], '{:.2f}x')},"
-        f" all {span([part[3] for part in parts], '{:.2f}x')}",
-        met=lambda parts: all(
-            bytes_ <= 1.02 * formula and 1 < alone < together
-            for bytes_, formula, alone, together in parts
-        ),
-        partly=lambda parts: all(bytes_ <= 1.02 * formula for bytes_, formula, *_ in parts),
-    ),
-    Claim(
-        *("Z4", "equal loss", ("loss",), SEEDS),
-        lambda ratio: f"{percent(ratio)} in loss",
-        met=lambda ratio: ratio <= 1.01,
-        partly=lambda ratio: ratio <= 1.02,
-    ),
-    Claim(
-        *("Z5", "diverges", ("unblocked",), SEEDS),
-        lambda found: f"{percent(found[1])} in loss",
-        met=lambda found: not found[0] < GUESSED,
-        partly=lambda found: found[1] > 1.01,
-    ),
+    Claim("Z3", "each part gains, all gain most", ("alone",), TIMED,
+          lambda parts: f"{span([part[2] for part in parts], '{:.2f}x')},"
+          f" all {span([part[3] for part in parts], '{:.2f}x')}",
+          met=lambda parts: all(
+              bytes_ <= 1.02 * formula and 1 < alone < together
+              for bytes_, formula, alone, together in parts
+          ),
+          partly=lambda parts: all(bytes_ <= 1.02 * formula for bytes_, formula, *_ in parts)),
+    Claim("Z4", "equal loss", ("loss",), SEEDS,
+          lambda ratio: f"{percent(ratio)} in loss",
+          met=lambda ratio: ratio <= 1.01,
+          partly=lambda ratio: ratio <= 1.02),
+    Claim("Z5", "diverges", ("unblocked",), SEEDS,
+          lambda found: f"{percent(found[1])} in loss",
+          met=lambda found: not found[0] < GUESSED,
+          partly=lambda found: found[1] > 1.01),
     # Without a limit of the link messages cost time of the CPUs, which is not the paper's reason.
-    Claim(
-        *("Z8", "1.15x at 8 links", ("unlimited",), TIMED),
-        lambda ratios: span(ratios, "{:.2f}x") + " without a limit of the link",
-        partly=lambda ratios: min(ratios) >= 1,
-    ),
+    Claim("Z8", "1.15x at 8 links", ("unlimited",), TIMED,
+          lambda ratios: span(ratios, "{:.2f}x") + " without a limit of the link",
+          partly=lambda ratios: min(ratios) >= 1),
 )
-
-
-def cluster_count(bench):
-    return {} if no_cluster() else {"cluster": Sweep(bench.plan, bench).planned()}
 
 
 def training_count(part):
@@ -790,7 +683,7 @@ PAPER = Paper(
     doc=__doc__,
     plans=PLANS,
     parts={
-        "cluster": (on_cluster, cluster_count),
+        "cluster": (on_cluster, lambda bench: {"cluster": Sweep(bench).planned()}, "Cluster"),
         "convergence": (convergence, training_count("convergence")),
         "pairs": (loss_part("pairs"), training_count("pairs")),
         "long": (loss_part("long"), training_count("long")),

