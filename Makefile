@@ -260,7 +260,7 @@ test-gpu:
 # private: the flags' file is everybody's.
 build/test_noise: private LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time.
-QUICK = checkpoint comm comm_store dataloader gpt mpi mpi_alone offload options pipeline privacy \
+QUICK = checkpoint comm comm_store dataloader gpt mpi mpi_alone offload options pipeline \
         report schedule
 $(QUICK:%=build/test_%): private FAST = -O1 -march=native
 # These compute the program's bits, in half of the time that it takes to compile, but of Qwen3's and
