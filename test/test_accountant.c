@@ -325,9 +325,7 @@ static void check_many(double q, double sigma, double steps, double delta, doubl
 }
 static void test_many_steps(void **state) {
     (void)state;
-    if (tried(0, 2)) {
-        check_many(1, 1e4, 1e9, 1e-8, gaussian_epsilon(sqrtl(1e9L) / 1e4L, 1e-8L));
-    }
+    if (tried(0, 2)) { check_many(1, 1e4, 1e9, 1e-8, gaussian_epsilon(sqrtl(1e9L) / 1e4L, 1e-8L)); }
     // q, sigma, steps
     const double at_random[][3] = {{1e-5, 1, 1e9}, {1e-4, 1, 1e8}, {1e-5, 10, 1e9}};
     for (size_t i = 0; i < 3; i++) {
