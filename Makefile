@@ -260,13 +260,13 @@ test-gpu:
 # private: the flags' file is everybody's.
 build/test_noise: private LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time.
-QUICK = checkpoint comm comm_store dataloader gpt mpi mpi_alone offload options pipeline privacy \
+QUICK = checkpoint comm comm_store cyclic dataloader gpt mpi mpi_alone offload options pipeline \
         report schedule
 $(QUICK:%=build/test_%): private FAST = -O1 -march=native
 # These compute the program's bits, in half of the time that it takes to compile, but of Qwen3's and
 # nano's norms of heads, where -O3 fuses other multiplications with additions. Without the second
 # flag -O1 fuses none.
-SAME_BITS = build/test_cyclic build/train_gpt_alone build/train_gpt_faulty
+SAME_BITS = build/train_gpt_alone build/train_gpt_faulty
 $(SAME_BITS): private FAST = -O1 -fexpensive-optimizations -march=native -fno-math-errno \
                              -fno-trapping-math
 build/test_comm: test/test_comm.c build/flags-c

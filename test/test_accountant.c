@@ -9,6 +9,12 @@
 
 #include "harness.h"
 
+// Whether the i-th case of a table is tried: one in `of`, drawn by the seed, or all.
+static bool tried(size_t i, size_t of) {
+    static uint64_t seed;
+    if (!seed) { seed = 1 + test_seed((uint64_t)time(NULL)); }
+    return all_tests() || (i + seed) % of == 0;
+}
 static PrivacySetting setting(double q, double sigma, double steps, double delta,
                               bool replace_one) {
     PrivacySetting s = {q, sigma, delta, (int64_t)steps, false, replace_one, 1};
@@ -73,18 +79,17 @@ static void test_orders(void **state) {
 static const struct {
     const char *name;
     double q, sigma, steps, delta, rdp, order, prv, replace, relative;
-    bool quick;
 } rows[] = {
-    {"A", 256.0 / 60000, 1.1, 14063, 1e-5, 2.5967, 8.1, 2.3817, 4.2215, 0, true},
-    {"B", 0.01, 4.0, 10000, 1e-5, 1.0355, 17, 0.9469, 1.9932, 0, true},
-    {"C", 0.01, 1.0, 1000, 1e-5, 2.1014, 7.8, 1.8282, 2.8434, 0, true},
-    {"D", 0.001, 0.8, 10000, 1e-6, 1.7036, 8.2, 0.9472, 1.3252, 0, false},
-    {"F", 0.0005, 0.6, 20000, 1e-7, 3.8262, 5.0, 2.9661, 3.1383, 0, false},
-    {"H", 1e-4, 1.0, 100000, 1e-8, 0.8885, 18, 0.1994, 0.3350, 0.01, false},
-    {"I", 0.02, 1.5, 500, 1e-6, 1.7188, 13, 1.5768, 2.7830, 0, true},
-    {"K", 1, 10, 100, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0, true},
-    {"L", 1, 1, 1, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0, true},
-    {"V", 4.0802e-5, 0.614, 100000, 1.1e-10, 3.2301, 7.3, 1.711, 1.72, 0.01, true},
+    {"A", 256.0 / 60000, 1.1, 14063, 1e-5, 2.5967, 8.1, 2.3817, 4.2215, 0},
+    {"B", 0.01, 4.0, 10000, 1e-5, 1.0355, 17, 0.9469, 1.9932, 0},
+    {"C", 0.01, 1.0, 1000, 1e-5, 2.1014, 7.8, 1.8282, 2.8434, 0},
+    {"D", 0.001, 0.8, 10000, 1e-6, 1.7036, 8.2, 0.9472, 1.3252, 0},
+    {"F", 0.0005, 0.6, 20000, 1e-7, 3.8262, 5.0, 2.9661, 3.1383, 0},
+    {"H", 1e-4, 1.0, 100000, 1e-8, 0.8885, 18, 0.1994, 0.3350, 0.01},
+    {"I", 0.02, 1.5, 500, 1e-6, 1.7188, 13, 1.5768, 2.7830, 0},
+    {"K", 1, 10, 100, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0},
+    {"L", 1, 1, 1, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0},
+    {"V", 4.0802e-5, 0.614, 100000, 1.1e-10, 3.2301, 7.3, 1.711, 1.72, 0.01},
 };
 static void check_row(size_t i, bool replace_one) {
     PrivacySetting s = setting(rows[i].q, rows[i].sigma, rows[i].steps, rows[i].delta, replace_one);
@@ -103,9 +108,8 @@ static void test_rows(void **state) {
         // of numbers with four digits
         check_close(rows[i].name, rdp_epsilon(&s, &order), rows[i].rdp, 6e-5);
         assert_true(order == rows[i].order);
-        if (!rows[i].quick && !all_tests()) { continue; }
-        check_row(i, false);
-        if (rows[i].name[0] != 'V' || all_tests()) { check_row(i, true); }
+        if (tried(i, 3)) { check_row(i, false); }
+        if (tried(i + 1, 3)) { check_row(i, true); }
     }
 }
 
@@ -121,7 +125,8 @@ static void test_documents(void **state) {
         {1e-6, 1, 1000, 1e-7, 1000, 0.23696}, {0.001, 0.8, 10000, 1e-6, 2, 1.9736},
         {0.001, 0.8, 10000, 1e-6, 4, 4.139},  {0.001, 0.8, 10000, 1e-6, 8, 8.942},
     };
-    for (size_t i = 0; i < (all_tests() ? sizeof documents / sizeof documents[0] : 5); i++) {
+    for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
+        if (!tried(i, 4)) { continue; }
         const double *d = documents[i];
         PrivacySetting s = setting(d[0], d[1], d[2], d[3], false);
         s.windows = (int)d[4];
@@ -256,9 +261,8 @@ static const struct {
              {0.3, 2, 1e-4, 5},   {0.001, 1.5, 1e-6, 60}, {0.5, 9, 1e-9, 40}, {1, 4, 1e-5, 3}};
 static void test_one_step(void **state) {
     (void)state;
-    const size_t drawn = test_seed((uint64_t)time(NULL)) % 2; // every second one, or all
     for (size_t i = 0; i < 2 * sizeof exact / sizeof exact[0]; i++) {
-        if ((i / 2 + i) % 2 != drawn && !all_tests()) { continue; }
+        if (!tried(i, 5)) { continue; }
         PrivacySetting s =
             setting(exact[i / 2].q, exact[i / 2].sigma, 1, exact[i / 2].delta, i % 2);
         s.windows = exact[i / 2].windows;
@@ -268,6 +272,7 @@ static void test_one_step(void **state) {
 static void test_two_steps(void **state) {
     (void)state;
     for (size_t i = 0; i < 2 * (all_tests() ? sizeof exact / sizeof exact[0] : 2); i++) {
+        if (!tried(i, 3)) { continue; }
         PrivacySetting s =
             setting(exact[i / 2].q, exact[i / 2].sigma, 2, exact[i / 2].delta, i % 2);
         s.windows = exact[i / 2].windows;
@@ -320,13 +325,11 @@ static void check_many(double q, double sigma, double steps, double delta, doubl
 }
 static void test_many_steps(void **state) {
     (void)state;
-    const size_t one = test_seed((uint64_t)time(NULL)) % 2; // of the two kinds, or both
-    if (one == 0 || all_tests()) {
-        check_many(1, 1e4, 1e9, 1e-8, gaussian_epsilon(sqrtl(1e9L) / 1e4L, 1e-8L));
-    }
+    if (tried(0, 2)) { check_many(1, 1e4, 1e9, 1e-8, gaussian_epsilon(sqrtl(1e9L) / 1e4L, 1e-8L)); }
     // q, sigma, steps
     const double at_random[][3] = {{1e-5, 1, 1e9}, {1e-4, 1, 1e8}, {1e-5, 10, 1e9}};
-    for (size_t i = 0; i < (all_tests() ? 3 : one); i++) {
+    for (size_t i = 0; i < 3; i++) {
+        if (!(i == 0 ? tried(1, 2) : all_tests())) { continue; }
         const double *c = at_random[i];
         check_many(
             c[0], c[1], c[2], 1e-8,
@@ -352,7 +355,8 @@ static void test_steps_without_a_grid(void **state) { // an upper end within a t
 static void test_monotonic(void **state) {
     (void)state;
     // a tenth more of each, or a window, moves epsilon by more than the interval
-    for (int i = 0; i < 10; i++) {
+    for (size_t i = 0; i < 10; i++) {
+        if (!tried(i, 2)) { continue; }
         PrivacySetting s = setting(0.02, 1.2, 300, 1e-5, i % 2), more = s;
         if (i / 2 == 0) { more.q *= 1.1; }
         if (i / 2 == 1) { more.steps = more.steps * 11 / 10; }
@@ -370,7 +374,7 @@ static void test_monotonic(void **state) {
 }
 static void test_random_settings(void **state) {
     (void)state;
-    for (uint64_t i = 0; i < (all_tests() ? 200 : 12); i++) {
+    for (uint64_t i = 0; i < (all_tests() ? 200 : 4); i++) {
         double u[4];
         for (uint64_t j = 0; j < 4; j++) { u[j] = random_uniform(7, i, j); }
         PrivacySetting s = setting(pow(10, -3 * u[0]), 0.6 + 3 * u[1], floor(pow(10, 3 * u[2])),
@@ -476,7 +480,8 @@ static void test_answers_that_take_long(void **state) { // are refused, after so
         "q=0.5,sigma=10000,steps=1e9,delta=1e-5",   "q=1,sigma=0.1,steps=1e9,delta=1e-100",
         "q=1e-9,sigma=0.3,steps=1e9,delta=1e-12",   "q=1e-12,sigma=10000,steps=1,delta=1e-100",
         "q=0.01,epsilon=1e-6,steps=1e9,delta=1e-5", "q=1e-6,sigma=0.1,steps=1e9,delta=1e-5"};
-    for (size_t i = 0; i < (all_tests() ? sizeof texts / sizeof texts[0] : 3); i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (!tried(i, 4)) { continue; }
         char message[4096];
         struct rusage used[2];
         getrusage(RUSAGE_CHILDREN, &used[0]);

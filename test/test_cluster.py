@@ -504,14 +504,14 @@ class Nodes(TestCase):
             "--steps",
             1,
         ]
-        refused = cluster(
-            "2x1", "--memory", "300M", *train, status=3
-        )  # before it takes what the kernel would kill it for
+        untimed = dict(env=dict(os.environ, TRAIN_GPT_UNTIMED="1"))
+        # Before it takes what the kernel would kill it for.
+        refused = cluster("2x1", "--memory", "300M", *train, status=3, **untimed)
         self.assertIn("1 ranks on this machine need", refused.stdout + refused.stderr)
-        dry = cluster("2x1", "--memory", "300M", *train, "--dry-run", status=3)
+        dry = cluster("2x1", "--memory", "300M", *train, "--dry-run", status=3, **untimed)
         self.assertIn("memory of rank 0:", dry.stdout)
         self.assertIn("1 ranks on this machine need", dry.stdout + dry.stderr)
-        dry = cluster("2x1", "--memory", "2G", *train, "--dry-run").stdout
+        dry = cluster("2x1", "--memory", "2G", *train, "--dry-run", **untimed).stdout
         self.assertIn("memory     fits: 1 rank on this machine needs", dry)
 
     def test_cable(self):

@@ -8,11 +8,9 @@ samples and a slow generator.
     Clipping      the update is the sum of the clipped gradients of single samples, which plain runs
                   of one window give
     Sensitivity   one more sample, however bad, changes the sum by at most R
-    Noise         every element once, of the right deviation, independent; the same bits in every
-                  layout; ChaCha20's own
+    Noise         every element once, of the right deviation, independent; ChaCha20's own. That all
+                  layouts are one computation, also after a resume, is in test_layouts.py
     Sampling      Poisson: independent coins; batches of any size, none too
-    Trajectories  the same steps after a resume. That all layouts are one computation is in
-                  test_layouts.py
     Stages        clipping, noise and messages across the stages of pipelines, of any plan
     Cyclic        the same where micro-batches are delayed against each other, on one rank or a rank
                   each
@@ -54,7 +52,6 @@ from harness import (
 
 import planted_faults
 import reference
-import test_train
 import test_zero
 from test_zero import LR, Layout, distance, expected_traffic
 
@@ -71,6 +68,10 @@ PRIVATE = dict(
 # two orders, and a norm of them, read off weights that may be a hundred times the update. What is
 # looked for (a lost term, a wrong weight) is a hundredth at least.
 CLOSE = 1e-4
+RUN = dict(
+    dp_noise=0.7, dp_clip=0.5, dp_key=KEY, dp_show_private=1, shuffle=None, grad_clip=0, steps=6,
+    batch_tokens=7 * 20, seq_len=20, threads=1,
+)
 
 
 class Job(harness.Job):
@@ -365,6 +366,8 @@ class Clipping(PrivateCheck):
             for rows in (1, 3, 4)
             for how in ("none", "block")
         ]
+        cases.append(dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2))
+        cases.append(dict(ranks=2, zero=3, zero_hpz_partition_size=2, micro_batch=1))
         random.Random(f"{SEED}{seed}").shuffle(cases)
         return cases
 
@@ -392,7 +395,7 @@ class Clipping(PrivateCheck):
 
     def test_each_way(self):
         """Styles, functions, half of the samples clipped, all, none; of each data set another
-        layout."""
+        layout, in which some ranks have more of the 7 samples than others."""
         cases = [
             (index, dict(dp_clip_style=style, dp_clip_function=function, R=R))
             for index in range(len(self.DATA))
@@ -403,7 +406,7 @@ class Clipping(PrivateCheck):
 
         def check(case):
             index, changes = case
-            self.check(self.data(index, 4), **changes, **self.layouts(case)[0])
+            self.check(self.data(index, 7), **changes, **self.layouts(case)[0])
 
         at_once(
             check,
@@ -412,24 +415,6 @@ class Clipping(PrivateCheck):
                 for index in sample(range(len(self.DATA)), 3)
                 for case in sample([c for c in cases if c[0] == index], 1)
             ],
-        )
-
-    def test_layouts(self):
-        """Ranks, stages, accumulation, recomputation: of 7 samples some ranks have more than
-        others."""
-        cases = self.layouts("layouts") if ALL else self.layouts("layouts")[:1]
-        for how in [
-            dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2, micro_batch=1),
-            dict(ranks=2, zero=3, zero_hpz_partition_size=2),
-        ]:
-            cases.append(how)
-        draw = random.Random(SEED)
-        at_once(
-            lambda case: self.check(
-                self.data(2 * draw.randrange(2), 7), dp_clip_style=draw.choice(CLIP_STYLES),
-                dp_clip_function="abadi", R=0, **case,
-            ),
-            cases,
         )
 
     def test_where_memory_is_short(self):
@@ -529,6 +514,12 @@ class Sensitivity(PrivateCheck):
             for stage in range(4)
             for rows in (1, 4)
         ]
+        # There both uses of wte add up, or cancel.
+        pipelines = [
+            dict(pipeline=plan, ranks=plan.count(":"), micro_batch=rows)
+            for plan in ("2:1,2:1", "1:1,3:1", "3:1,1:1", "1:1,2:1,1:1")
+            for rows in (1, 3)
+        ]
         cases = [
             (*data, style, function)
             for data in self.worst()
@@ -538,7 +529,9 @@ class Sensitivity(PrivateCheck):
 
         def check(case):
             what, data, style, function = case
-            layout = random.Random(f"{SEED}{what}{style}").choice(layouts)
+            layout = random.Random(f"{SEED}{what}{style}").choice(
+                layouts if style == "stage" else layouts + pipelines
+            )
             size = self.check(data, style, function, (what, style, function, layout), **layout)
             if "large" in what:
                 self.assertGreater(size, 0.9 * self.R, (what, style, function))
@@ -727,26 +720,6 @@ class Noise(PrivateCheck):
     def test_unlike(self):
         self.check_unlike()
 
-    def test_the_same_in_every_layout(self):
-        """Bit by bit: stages, ranks, nodes, accumulation, threads; any binary's vector code."""
-        layouts = [
-            dict(ranks=ranks, zero=stage, micro_batch=rows)
-            for ranks in (1, 2, 3, 4)
-            for stage in range(4)
-            for rows in (1, 4)
-        ]
-        layouts += [
-            dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2),
-            dict(ranks=2, threads=2),
-            dict(ranks=3, threads=3, zero=3),
-            dict(ranks=2, zero=3, zero_quantized_weights=1),
-        ]
-        silent = Silent()
-        first, *others = silent.noise([{}, *sample(layouts, 3)])
-        for noise, layout in zip(others, sample(layouts, 3)):
-            self.assertTrue((noise == first).all(), layout)
-        self.assertGreater(len(np.unique(first)), 1000)
-
     def test_ranks_without_a_part(self):
         """Odd widths: a storage ends inside a block of the generator, and ranks whose slice of it
         is empty begin there."""
@@ -900,26 +873,6 @@ class Sampling(PrivateCheck):
             self.assert_sum(data, found, R, "unit", function, contributions, (taken, function))
 
 
-# --------------------------------------------------------------------------------------------------
-class Trajectories(PrivateCheck):
-    RUN = dict(
-        dp_noise=0.7, dp_clip=0.5, dp_key=KEY, dp_show_private=1, shuffle=None, grad_clip=0,
-        steps=6, batch_tokens=7 * 20, seq_len=20, threads=1,
-    )
-
-    def test_resume(self):
-        """Bit by bit, with the key that the run keeps for itself."""
-        common = dict(self.RUN, save_every=3, val_every=2, val_batches=2, micro_batch=1)
-        common["dp_key"] = None
-        cases = [
-            dict(ranks=3, zero=1),
-            dict(ranks=2, zero=3, dtype="bf16"),
-            dict(ranks=4, zero=2, optimizer="sgd", lr=0.05),
-            dict(ranks=2, dp_clip_style="flat"),
-        ]
-        for case in sample(cases, 1):
-            run = dict(common, out=os.path.join(scratch(), "out"), **case)
-            test_train.Resume.check_resumed(self, run, train(**run))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1037,30 +990,6 @@ class Stages(PrivateCheck):
                 # by 1.4
             )
 
-    def test_worst_samples(self):
-        """No sample counts for more than R, in no group: where both uses of wte add up, and where
-        they cancel."""
-        worst = Sensitivity()
-        layouts = [
-            dict(pipeline=plan, ranks=self.ranks(plan), micro_batch=rows)
-            for plan in ("2:1,2:1", "1:1,3:1", "3:1,1:1", "1:1,2:1,1:1")
-            for rows in (1, 3)
-        ]
-        cases = [
-            (*data, style, function)
-            for data in worst.worst()
-            for style in ("unit", "flat")
-            for function in CLIP_FUNCTIONS
-        ]
-
-        def check(case):
-            what, data, style, function = case
-            worst.check(
-                data, style, function, case, **random.Random(f"{SEED}{case}").choice(layouts)
-            )
-
-        at_once(check, sample(cases, 2))
-
     def test_messages(self):
         """Where all samples are taken: as predicted, and besides activations and gradients 8 bytes
         for each sample's norm, 4 T C for the classifier's rows, 4 for a factor."""
@@ -1102,7 +1031,7 @@ class Stages(PrivateCheck):
         difference."""
         out = os.path.join(scratch(), "out")
         run = dict(
-            Trajectories.RUN, steps=4, save_every=2, out=out, dp_key=None, micro_batch=3,
+            RUN, steps=4, save_every=2, out=out, dp_key=None, micro_batch=3,
             pipeline="3:1,2:1", ranks=2, dp_clip_style="stage",
         )
         train(**run)
@@ -1205,30 +1134,6 @@ class Cyclic(PrivateCheck):
             self.assertLess(abs(share - 0.5), most, name)
         self.assertEqual({len(taken) for taken, in job.steps("samples")}, {28})
 
-    def test_resume(self):
-        """Bit by bit, in either mode; with other micro-batches the steps after the checkpoint would
-        have other gradients, and the same noise."""
-        run = dict(
-            Trajectories.RUN,
-            model=harness.any_model(random.Random(f"{SEED} models")),
-            steps=6,
-            save_every=3,
-            dp_key=None,
-            grad_clip=None,
-            out=os.path.join(scratch(), "out"),
-            **random.Random(SEED).choice(self.RULES),
-        )
-        one, several = self.modes(2, **run)
-        whole = train(**several)
-        shutil.rmtree(harness.checkpoint(run["out"], 6))
-        refused = Job(**dict(several, ranks=3, resume=1)).wait()
-        self.assertEqual(refused.code, EXIT_INPUT, refused.err)
-        self.assertIn("steps 4 to 6 have drawn noise after this checkpoint", refused.err)
-        again = train(**dict(one, resume=1))
-        self.assertEqual(
-            again.steps("loss", "grad_norm", "samples"),
-            whole.steps("loss", "grad_norm", "samples")[3:],
-        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1432,16 +1337,6 @@ class Ledger(PrivateCheck):
         job = train(**dict(run, steps=4, out=again, resume=1), code=EXIT_INPUT)
         self.assertIn("dp_key cannot be read", job.err)
 
-    def test_a_run_without_privacy_is_not_made_private(self):
-        out = os.path.join(scratch(), "out")
-        plain = dict(
-            self.RUN, dp_noise=None, dp_delta=None, dp_clip=None, dp_key=None, steps=2,
-            save_every=1, out=out,
-        )
-        train(**plain)
-        job = Job(**dict(self.RUN, steps=4, out=out, resume=1)).wait()
-        self.assertEqual(job.code, EXIT_INPUT)
-        self.assertIn("without privacy", job.err)
 
 
 class Documents(PrivateCheck):
@@ -1679,7 +1574,7 @@ class Controls(PrivateCheck):
         no number, and the run goes on; no key is left."""
         key = "%u,%u" % struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         faults = self.done("other logarithms", "no norm", "a look for the key", KEY_WORDS=key)
-        case = dict(Trajectories.RUN, ranks=2, zero=2)
+        case = dict(RUN, ranks=2, zero=2)
         found, expected = train(**dict(case, **faults)), train(**case)
         self.assertEqual(found.steps("samples"), expected.steps("samples"))
         self.assert_close(found.losses()[:2], expected.losses()[:2], SAME)
@@ -1904,13 +1799,6 @@ class Secrets(PrivateCheck):
                     self.assertNotIn(form, text)
             if not own:
                 self.assertRegex(job.err, "warning: .*--dp-key")
-
-    def test_each_run_has_its_own(self):
-        keys = set()
-        for out in (os.path.join(scratch(), "out") for _ in range(2)):
-            train(**dict(self.RUN, out=out, dp_key=None, steps=1))
-            keys.add(get(os.path.join(out, "dp_key")))
-        self.assertEqual(len(keys), 2)
 
     def test_the_command_line_does_not_show_it(self):
         """What ps shows of a rank, as soon as it trains; and the command that resumes."""

@@ -440,7 +440,7 @@ class Clocks(unittest.TestCase):
 
 class Folder(unittest.TestCase):
     def test_two_runs(self):
-        for _ in range(5 if ALL else 2):
+        for _ in range(5 if ALL else 1):
             out = os.path.join(scratch(), "out")
             jobs = [Job(2, out=out, steps=300, save_every=100) for _ in "12"]
             codes = sorted(job.wait().code for job in jobs)

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import unittest
 from random import Random
 
@@ -210,11 +209,10 @@ class Fit(harness.TestCase):
         return chosen
 
     def test_beside_an_exhaustive_search(self):
-        """50 cases with TEST_ALL=1, else one in which ZeRO++ is fastest, and one in which a
-        pipeline is."""
+        """50 cases with TEST_ALL=1, else one in which ZeRO++ or a pipeline is fastest."""
         draw = Random(SEED)
         short = [draw.choice((12, 34, 38, 40, 44)), draw.choice((13, 21, 39, 49))]
-        seeds = range(50) if ALL else short
+        seeds = range(50) if ALL else [draw.choice(short)]
         for seed in seeds:
             with self.subTest(seed=seed):
                 self.check(seed)

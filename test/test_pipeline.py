@@ -369,38 +369,6 @@ class Evaluations(Check):
 
 # --------------------------------------------------------------------------------------------------
 class Numbers(Check):
-    def activations(self, plan, micro_batch_counts, **changes):
-        cases = [of(plan, **dict(changes, steps=1), **batch(M, 4, 0)) for M in micro_batch_counts]
-        return [job.end()["memory"]["measured"]["activations"] for job in self.trained(cases)]
-
-    def test_activations_follow_the_schedule(self):
-        """Differences between runs: GPipe grows by one micro-batch's activations with each; DAPPLE
-        and zero bubble stay from K_0 on."""
-        draw = random.Random(SEED)
-        plan, recompute = draw.choice(
-            [p for p in PLANS if len(p) in (2, 3) and p[0][0] > 1]
-        ), draw.choice(("none", "block"))
-        S, counts = len(plan), tuple(range(1, 9)) if ALL else (1, 2, 3, 8)
-        gpipe = dict(
-            zip(counts, self.activations(plan, counts, recompute=recompute, **SCHEDULES[0]))
-        )
-        one = gpipe[2] - gpipe[1]
-        self.assertGreater(one, 0)
-        self.assertEqual(
-            [gpipe[M] - gpipe[1] for M in counts], [(M - 1) * one for M in counts], "exactly linear"
-        )
-        some = counts if ALL else (5, 8)
-        for schedule, K in ((SCHEDULES[1], S), (SCHEDULES[2], 2 * S - 1)):
-            self.assertEqual(
-                [
-                    bytes_ - gpipe[1]
-                    for bytes_ in self.activations(plan, some, recompute=recompute, **schedule)
-                ],
-                [(min(K, M) - 1) * one for M in some],
-            )
-        if recompute == "none":
-            (zero_bubble,) = self.activations(plan, (8,), **SCHEDULES[3])
-            self.assertEqual(zero_bubble, gpipe[1] + (S - 1) * one)
 
     def test_measured(self):
         """Nodes of 1, 2 and 3 ranks, precisions, stages of ZeRO, replicas that do not divide. The
@@ -419,7 +387,7 @@ class Numbers(Check):
                 **draw.choice(SCHEDULES[:3]),
                 **draw.choice(batches(draw.randrange(1, 9))),
             )
-            for _ in range(300 if ALL else 3)
+            for _ in range(300 if ALL else 2)
         ]
         bubble = of(draw.choice(PLANS), zero=draw.randrange(3), **SCHEDULES[3], **batch(4, 3, 1))
         evaluates = dict(steps=2, val_every=draw.randrange(2), val_batches=1)
@@ -496,16 +464,8 @@ class Planned(Check):
             dict(RUN, ranks=ranks, pipeline="auto", batch_tokens=8 * T, **changes)
             for ranks, changes in ((1, {}), (2, {}), (3, dict(zero=1)), (4, dict(micro_batch=2)))
         ]
-        jobs = train_all(
-            [
-                dict(
-                    case,
-                    export=os.path.join(scratch(), "export.bin"),
-                    micro_batch=case.get("micro_batch"),
-                )
-                for case in cases
-            ]
-        )
+        cases = sample(cases, 2)
+        jobs = train_all([dict(case, micro_batch=case.get("micro_batch")) for case in cases])
         (one,) = train_all([dict(RUN, batch_tokens=8 * T)])
         for case, job in zip(cases, jobs):
             self.assert_close(job.losses(), one.losses(), SAME, case)
@@ -535,44 +495,6 @@ class Planned(Check):
 
 # --------------------------------------------------------------------------------------------------
 class Refusals(Check):
-    # --pipeline, ranks, what the message must say
-    TEXTS = [
-        ("0", 2, "1 to 6 stages"),
-        ("7", 2, "1 to 6 stages"),
-        ("4", 3, "multiple of 4 ranks"),
-        ("-1", 2, "stage 0 is not"),
-        ("", 2, "stage 0 is not"),
-        ("x", 2, "stage 0 is not"),
-        ("3:1,3:1,", 2, "stage 2 is not"),
-        (",3:1,3:1", 2, "stage 0 is not"),
-        ("3:1,,3:1", 2, "stage 1 is not"),
-        ("3:1;3:1", 2, "stage 0 is not"),
-        ("3:1,3", 2, "stage 1 is not"),
-        ("3:1,3:", 2, "stage 1 is not"),
-        ("3:1,:1", 2, "stage 1 is not"),
-        ("0:1,6:1", 2, "stage 0 is not"),
-        ("6:2,0:0", 2, "stage 1 is not"),
-        ("3:0,3:2", 2, "stage 0 is not"),
-        ("3:-1,3:3", 2, "stage 0 is not"),
-        ("-3:1,9:1", 2, "stage 0 is not"),
-        ("3:1,2:1", 2, "add up to 5"),
-        ("3:1,4:1", 2, "add up to 7"),
-        ("3:1,3:2", 2, "add up to 3"),
-        ("3:1,3:1", 3, "add up to 2"),
-        ("3:1,3:1", 1, "add up to 2"),
-        ("6:1", 2, "add up to 1"),
-        ("99999999999999999999:1,3:1", 2, "stage 0 is not"),
-        ("4294967299:1,3:1", 2, "stage 0 is not"),
-        ("3:4294967297,3:1", 2, "stage 0 is not"),
-        ("999999999:1,999999999:1", 2, "add up to 1999999998"),
-        ("18446744073709551618", 2, "stage 0 is not"),
-        ("2 ", 2, "stage 0 is not"),
-        ("3:1, 3:1", 2, "stage 1 is not"),
-        ("3.0:1,3:1", 2, "stage 0 is not"),
-        ("3:1,3:1x", 2, "stage 1 is not"),
-        (",", 2, "stage 0 is not"),
-        ("1:1," * 100 + "1:1", 2, "add up to 101"),
-    ]
     BATCHES = [
         (
             dict(micro_batch=2, micro_batches=3, batch_tokens=100),
@@ -586,6 +508,7 @@ class Refusals(Check):
         (dict(micro_batch=1, batch_tokens=None, micro_batches=1 << 30), "--micro-batches"),
     ]
     OTHERS = [
+        (dict(pipeline="3:1,3:2"), "--pipeline 3:1,3:2: the replicas of the stages add up to 3"),
         (
             dict(pipeline=2, pipeline_schedule="1f1b"),
             "--pipeline-schedule takes one of gpipe|dapple|zero-bubble",
@@ -607,12 +530,6 @@ class Refusals(Check):
             self.assertIn(words_, job.err, changes)
         self.assertNotIn("step     1", job.out)
 
-    def test_plans(self):
-        at_once(
-            lambda case: self.check_refused(case[1], dict(pipeline=case[0]), "--pipeline", case[2]),
-            sample(self.TEXTS, 2),
-        )
-
     def test_batches(self):
         at_once(
             lambda case: self.check_refused(2, dict(dict(pipeline=2), **case[0]), case[1]),
@@ -620,7 +537,8 @@ class Refusals(Check):
         )
 
     def test_pairs(self):
-        """Those of --compat are test_train.py's; here what depends on the model and the ranks."""
+        """Those of --compat are test_train.py's, plans test_pipeline.c's; here what depends
+        on the model and the ranks."""
         at_once(lambda case: self.check_refused(2, case[0], case[1]), sample(self.OTHERS, 1))
 
     def test_what_is_accepted(self):

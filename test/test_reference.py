@@ -22,7 +22,6 @@ Rules that have an independent reference elsewhere:
     Llama, Qwen2, Qwen3, nanochat's block, by transformers        test_modern.py
     each operation and its gradient, in fp64                      test_ops.c
     windows of shards and documents, permutations, Poisson draws  test_dataloader.c
-    versions, by a loop over all of theta_t and theta_(t-1)       test_cyclic.c
     INT8 and INT4 blocks, two hops, error feedback                test_ops.c, test_zero.py
     clipping of samples, of all sizes; noise by a slow ChaCha20   test_dp.py
     epsilon                                                       test_accountant.c

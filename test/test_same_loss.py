@@ -27,7 +27,7 @@ import unittest.mock
 import warnings
 
 import harness
-from harness import ALL, BINARY, EXIT_DONE, EXIT_INPUT, PLANTED, Job, at_once, output_of, shard
+from harness import ALL, EXIT_DONE, EXIT_INPUT, PLANTED, Job, at_once, output_of, shard
 from planted_faults import SAME_LOSS, numbered
 from test_output import crc32c
 
@@ -46,13 +46,6 @@ FLAGS = {
     "val-every": 0,
 }
 
-# What is wrong in a program that starts train_gpt, the layout that it is in, a shell pattern of its
-# flags, and the flags that are then added.
-WRONG = [
-    ("a learning rate", "pipeline of 2, dapple", "*dapple*", "--lr 1.01e-3"),
-    ("a threshold", "hpZ", "*--zero-hpz-partition-size*", "--grad-clip 0.3"),
-    ("a decay", "ZeRO 1, micro-batches", "*--micro-batch\\ 1\\ *--zero\\ 1*", "--weight-decay 0.2"),
-]
 
 
 def same_loss(*words, environment=(), **options):
@@ -101,30 +94,17 @@ class Layouts(harness.TestCase):
         self.assertTrue(not number or any(layout in name for name in names), (what, names))
         return what, names
 
-    def test_other_flags_in_a_layout(self):
-        """A program that computes something else in one layout."""
-        lines = [
-            f'case "$FAULT $*" in "{n} "{flags}) set -- "$@" {added};; esac'
-            for n, (_, _, flags, added) in enumerate(WRONG, 1)
-        ]
-        program = os.path.join(harness.scratch(), "program")
-        with open(program, "w") as file:
-            file.write("\n".join(["#!/bin/sh", *lines, f'exec {BINARY} "$@"\n']))
-        os.chmod(program, 0o755)
-        faults = [(n, what, layout) for n, (what, layout, *_) in enumerate(WRONG, 1)]
-        tried = [None, *harness.sample(faults, 2)]
-        at_once(lambda fault: self.check_fault(program, fault, faults), tried)
-
     def test_faults(self):
         """Each is named, and by the same program without it nothing is."""
         faults = [(number, *where) for number, where, _, _ in numbered(SAME_LOSS)]
+        faults = harness.sample(faults, 1)
 
         def check(fault):
             what, names = self.check_fault(PLANTED, fault, faults)
             if what == "a stale version of parameters":  # only hpZ keeps a copy
                 self.assertTrue(all("hpZ" in name or "ZeRO++" in name for name in names), names)
 
-        at_once(check, [None, *faults] if ALL else harness.sample(faults, 1))
+        at_once(check, [None, *faults])
 
     def test_kinds(self):
         """Twenty layouts and more, of every kind, with the tolerance of those that round apart."""
@@ -168,7 +148,7 @@ class Layouts(harness.TestCase):
             for name in names:
                 self.assertIn(name, done.stdout)
 
-        at_once(check, harness.sample(cases, 2))
+        at_once(check, harness.sample(cases, 1))
 
 
 class Flags(harness.InFolder):

@@ -466,7 +466,7 @@ class Numbers(Check):
             for val in (0, 1)
             if ranks >= kind.get("zero_hpz_partition_size", 1)
         ]
-        self.trained([*sample(cases_of(kinds), 2), *sample(cases_of(muon), 1)])
+        self.trained([*sample(cases_of(kinds), 1), *sample(cases_of(muon), 1)])
 
 
 # --------------------------------------------------------------------------------------------------
