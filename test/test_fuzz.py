@@ -704,7 +704,8 @@ class Checkpoint:
             for state, storage, begin, count in struct.iter_unpack(
                 "<4q", data[24 : 24 + 32 * pieces]
             ):
-                if not 0 <= storage < len(sizes) or not 0 <= begin <= begin + count <= sizes[storage]:
+                inside = 0 <= storage < len(sizes)
+                if not inside or not 0 <= begin <= begin + count <= sizes[storage]:
                     return REFUSED
                 if count == 0:  # says nothing, of whatever state
                     if 0 <= state < states:
