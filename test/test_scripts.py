@@ -1476,9 +1476,7 @@ done
         cases = [("none", ["PCRE2=0"]), ("pcre2.h", []), ("utf8proc.h", []), ("dnnl.h", [])]
         for header, words in cases:
             with self.subTest(header):
-                absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
-                body = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
-                self.write("bin/mpicc", body).chmod(0o755)
+                self.absent(header)
                 self.make("-B", *words, "train_gpt", "train_gpt_emu", "train_gpt_cuda")
                 commands = self.commands()
                 for command in commands.values():
@@ -1504,13 +1502,9 @@ done
 
     def test_cudnn(self):
         """Attention by cuDNN where all its headers are found, and what was built is said."""
-        bodies = {"found": self.COMPILER}
         cudnn = harness.sample(["cudnn_version.h", "cudnn_frontend_version.h"], 1)
-        for header in ["nvrtc.h", *cudnn]:
-            absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
-            bodies[header] = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
-        for header, body in bodies.items():
-            self.write("bin/mpicc", body).chmod(0o755)
+        for header in ["found", "nvrtc.h", *cudnn]:
+            self.absent(header)
             package = header == "nvrtc.h"  # of the toolkit, which setup.sh leaves as it is
             by = "NVIDIA's package cuda-nvrtc-dev" if package else "scripts/setup.sh cuda"
             none = f"own attention only; {by} installs what cuDNN's needs "
