@@ -392,12 +392,13 @@ LAZY = {"CUDA_MODULE_LOADING": "LAZY"}  # of one rank, which waits for nobody
 def speed_of(events, tokens):
     """Of the log of a run."""
     steps, end = [event for event in events if event["event"] == "step"], events[-1]
-    ms = statistics.median(step["ms"] for step in steps[WARMUP:])
+    counted = [step for step in steps[WARMUP:] if step["mfu"]]  # a private step may draw nothing
+    ms = statistics.median(step["ms"] for step in counted)
     profiles = [event for event in events if event["event"] == "profile"]
     return {
         "ms": ms,
         "tokens_per_s": 1e3 * tokens / ms,
-        "mfu": statistics.median(step["mfu"] for step in steps[WARMUP:]),
+        "mfu": statistics.median(step["mfu"] for step in counted),
         "attention": events[0]["attention"],
         "memory": {side: end["memory"][side]["device"] for side in ("predicted", "measured")},
         "steps_ms": [step["ms"] for step in steps],
@@ -526,12 +527,12 @@ def systems(t):
     profiled = {"profile-steps": "7:8"}
     t.train("nano d12", CUDNN, 30, 8, optimizer="muon", **profiled)
     t.train("Qwen3 0.6B", CUDNN, 30, 8, **profiled)
-    samples = 7.5  # micro-batches: a private step, which draws its samples, seldom needs nine
+    batches = 2 if t.toy else 8  # a private step, which draws its samples, seldom needs another
     private = {"dp-noise": 1, "dp-show-private": 1}
-    t.train("124M", CUDNN, 30, 8, "not private", 8, **profiled)
+    t.train("124M", CUDNN, 30, 8, "not private", batches, **profiled)
     for style in ("unit", "flat"):
         flags = {**private, "dp-clip-style": style, **profiled}
-        t.train("124M", CUDNN, 40, 10, f"private, {style}", samples, **flags)
+        t.train("124M", CUDNN, 40, 10, f"private, {style}", batches - 0.5, **flags)
     for what in ("optimizer", "params", "all"):
         title = f"--offload {what}"
         t.train("1558M", CUDNN, 90, 8, title, offload=what, **profiled)

@@ -41,7 +41,8 @@ from harness import (
 
 ENVIRONMENT = dict(harness.ENVIRONMENT, OMP_NUM_THREADS="1")
 # Of both builds. A step is computed one way the first time, recorded the second, and replayed then.
-FLAGS = dict(steps=4, val_every=4, val_batches=2, threads=1, dtype="fp32")
+SMALL = "layers=3,heads=3,channels=24,vocab=101"
+FLAGS = dict(model=SMALL, steps=4, val_every=4, val_batches=2, threads=1, dtype="fp32")
 MASK = (1 << 64) - 1
 SAME_MESSAGES = 1e-4  # 8 bits an element of the gradient, of which a loss sees thousands, 4 updates
 SAME_BF16 = 0.02  # 8 bits a number; losses are averages
@@ -75,9 +76,9 @@ def run(program, ranks=1, seed=SEED, gpus=1, environment=(), **changes):
 
 class Program(TestCase):
     def test_losses(self):
-        for ranks, changes in ((1, {}), (2, {"recompute": "block", "micro_batch": 2})) + (
-            ((3, {}), (2, {"optimizer": "sgd"})) if ALL else ()
-        ):
+        cases = [(1, {}), (2, {"recompute": "block", "micro_batch": 2})]
+        for ranks, changes in cases + [(3, {}), (2, {"optimizer": "sgd"})] * ALL:
+            changes = dict(changes, model=MODEL)
             with self.subTest(ranks=ranks, **changes):
                 losses, norms = run(
                     "train_gpt_emu", ranks, sample_every=4, sample_tokens=20, **changes
@@ -92,15 +93,9 @@ class Program(TestCase):
 
     def test_bf16(self):
         """--dtype bf16 computes in bf16 here, and trains as fp32 does, to its precision."""
-        losses = run("train_gpt_emu", dtype="bf16", model="layers=3,heads=3,channels=48,vocab=101")[
-            0
-        ]
-        exact = run("train_gpt", model="layers=3,heads=3,channels=48,vocab=101")[0]
+        losses, exact = run("train_gpt_emu", dtype="bf16")[0], run("train_gpt")[0]
         self.assert_close(losses, exact, SAME_BF16)
-        self.assertNotEqual(
-            losses,
-            run("train_gpt", dtype="bf16", model="layers=3,heads=3,channels=48,vocab=101")[0],
-        )
+        self.assertNotEqual(losses, run("train_gpt", dtype="bf16")[0])
 
     def test_resume(self):
         same = dict(
@@ -796,7 +791,8 @@ class Ranks(TestCase):
 
     def test_nccl_fails(self):
         """An error that NCCL finds by itself, with nobody dead."""
-        _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "40"})
+        environment = {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "40"}
+        _, said = job("train_gpt_emu", 2, EXIT_PEER, environment, model=MODEL)
         self.assertRegex(
             said,
             r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+ "

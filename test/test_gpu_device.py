@@ -23,6 +23,8 @@ import test_gpu  # not its classes, which would be run again
 from harness import ALL, ROOT, SAME, SAME_NORM, TestCase, golden_run
 from test_gpu import ENVIRONMENT, SAME_BF16, job, losses_of, run
 
+test_gpu.FLAGS["model"] = harness.MODEL  # the model of the golden numbers
+
 
 def find_gpu():
     try:

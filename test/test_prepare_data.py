@@ -18,11 +18,11 @@ import shlex
 import signal
 import string
 import struct
-import subprocess
 import time
 from pathlib import Path
 
 import harness
+import script_runs
 from harness import BINARY, ENVIRONMENT, EXIT_INPUT, InFolder, PYTHON, ROOT, need, output_of
 
 SCRIPTS = Path(ROOT, "scripts")
@@ -70,27 +70,21 @@ else:
 
 
 class Prepares(InFolder):
-    def command(self, arguments, setup=""):
-        """Of prepare_data.py; `setup`: Python that changes it before (modules p, e, s: itself,
-        encode_blocks, text_sources)."""
-        command = [PYTHON, SCRIPTS / "prepare_data.py"]
-        if setup:
-            patched = (
-                "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])\n"
-                "sys.argv = sys.argv[1:]; import prepare_data as p, text_sources as s\n"
-                f"import encode_blocks as e, os\n{setup}\nsys.exit(p.main())"
-            )
-            command = [PYTHON, "-c", patched, SCRIPTS]
+    def start(self, *arguments, setup="", **options):
+        """A run of prepare_data.py; `setup`: Python that changes it before (modules p, e, s:
+        itself, encode_blocks, text_sources)."""
         if "--name" not in arguments:
             arguments = "--name", "t", *arguments
-        return [str(word) for word in (*command, "--out", self.out, *arguments)]
+        modules = "import os, prepare_data as p, encode_blocks as e, text_sources as s\n"
+        return script_runs.Started(
+            "prepare_data", "--out", self.out, *arguments, setup=modules + setup, **options
+        )
 
-    def prepare(self, *arguments, code=0, setup="", **options):
-        result = output_of(*self.command(arguments, setup), **options)
-        said = result.stderr.decode(errors="replace")
-        self.assertEqual(result.returncode, code, result.stdout.decode() + said)
-        self.assertNotIn("Traceback", said)
-        return said, result.stdout.decode()
+    def prepare(self, *arguments, code=0, **options):
+        result = self.start(*arguments, **options).wait()
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        return result.stderr, result.stdout
 
     def lines(self, name, documents, key="text"):
         return self.write(name, "".join(json.dumps({"x": 1, key: t}) + "\n" for t in documents))
@@ -492,9 +486,7 @@ class OneAtATime(Prepares):
         held, begun = self.folder / "held", self.folder / "begun"
         held.touch()
         begun.unlink(missing_ok=True)
-        command = self.command(arguments, self.WAITS % (str(begun), str(held)))
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self.addCleanup(process.wait)
+        process = self.start(*arguments, setup=self.WAITS % (str(begun), str(held)))
         self.addCleanup(process.kill)
         end = time.time() + harness.TIMEOUT
         while not begun.exists() and time.time() < end:
@@ -513,7 +505,7 @@ class OneAtATime(Prepares):
             self.assertRegex(said, r"\Aprepare_data: another prepare_data.py is writing .*\n\Z")
         self.prepare(b, "--name", "other")
         (self.folder / "held").unlink()
-        self.assertEqual(first.wait(), 0)
+        self.assertEqual(first.wait().returncode, 0)
         self.assertEqual(self.shards(), expected)
         self.assertIn("up to date", self.prepare(a)[1])
         self.assertEqual(list(self.out.glob(".*lock")), [])
@@ -534,9 +526,8 @@ class OneAtATime(Prepares):
             self.prepare(path, "--name", "u")
             wanted.append(self.shards("u"))
         for _ in range(2):
-            pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            runs = [subprocess.Popen(self.command([path]), **pipes) for path in inputs]
-            codes = [run.wait() for run in runs]
+            runs = [self.start(path) for path in inputs]
+            codes = [run.wait().returncode for run in runs]
             self.assertLessEqual(set(codes), {0, EXIT_INPUT})
             self.assertIn(0, codes)
             self.assertIn(self.shards(), wanted)
@@ -1354,9 +1345,9 @@ class Ngram(InFolder):
                 for other, content in good.items():
                     self.write(other, content)
                 (self.folder / name).unlink() if data is None else self.write(name, data)
-                made = output_of(PYTHON, SCRIPTS / "ngram.py", self.folder / "t")
+                made = script_runs.run("ngram", self.folder / "t")
                 self.assertEqual(made.returncode, EXIT_INPUT, (name, data))
-                self.assertEqual(made.stderr.count(b"\n"), 1, made.stderr.decode())
+                self.assertEqual(made.stderr.count("\n"), 1, made.stderr)
 
     @need("numpy")
     def test_against_counting(self):
@@ -1365,4 +1356,5 @@ class Ngram(InFolder):
 
 
 if __name__ == "__main__":
+    script_runs.load("prepare_data", "ngram", "tokenizers", "pyarrow.parquet", "zstandard")
     harness.main()

