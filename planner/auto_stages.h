@@ -252,8 +252,8 @@ static inline void plan_apply(Config *c, const PlanTask *t, const StagePlan *pla
     const PipelinePlan pipeline = {.placement = plan_placement(plan, ranks),
                                    .kind = plan->kind,
                                    .warmup = plan->warmup,
-                                   .recompute = plan->recompute,
-                                   .depth = depth < INT32_MAX ? depth : INT64_MAX};
+                                   .depth = depth < INT32_MAX ? depth : INT64_MAX,
+                                   .recompute = plan->recompute};
     c->pipeline = pipeline;
 }
 // The run that a plan is for.

@@ -31,8 +31,8 @@ import types
 
 import harness
 from harness import (
-    ALL, EXIT_DONE, EXIT_INPUT, EXIT_PEER, Faulty, Job, SAME, SEED, T, VOCAB, at_once, sample,
-    scratch, slices, train, train_all,
+    ALL, EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, Faulty, Job, SAME, SEED, T, VOCAB,
+    at_once, sample, scratch, slices, train, train_all,
 )
 import test_evaluations
 import test_zero
@@ -475,6 +475,22 @@ class Planned(Check):
                 (sum(units for units, _ in pairs), sum(ranks for _, ranks in pairs)),
                 (UNITS, case["ranks"]),
             )
+
+    def test_auto_within_memory(self):
+        """--device-memory is a limit: what the choice takes, with buffers of messages, is within
+        it; a run for which nothing fits is refused."""
+        run = dict(RUN, ranks=2, pipeline="auto", batch_tokens=8 * T)
+        run.update(micro_batch=None, offload="none")
+        measured = lambda job: job.end()["memory"]["measured"]["device"]
+        whole = measured(train(**run))
+        for share in (1, 0.9, 0.8, 0.2):
+            job = Job(**run, device_memory=int(share * whole)).done(code=None)
+            self.assertIn(job.code, (0, EXIT_RESOURCES) if share < 1 else (0,), job.err)
+            if job.code:
+                self.assertIn("no plan fits", job.err)
+            else:
+                self.assertLessEqual(measured(job), share * whole, job.out)
+        self.assertEqual(job.code, EXIT_RESOURCES)
 
     def test_plan(self):
         """--plan of the run's own model: the object of --plan --profile, and no training data are
