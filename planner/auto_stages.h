@@ -271,6 +271,7 @@ static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan,
     Config c = *run->config;
     Machine machine = *run->machine;
     plan_apply(&c, t, plan, ranks, depth);
+    // a stage of GPipe holds all micro-batches, of others at most twice as many as there are stages
     const int64_t few = plan->kind == PIPELINE_GPIPE ? t->samples : 2 * (plan->stages + 1);
     c.samples = min_i64(t->samples, few * plan->micro_batch);
     memset(&machine.rates, 0, sizeof machine.rates);

@@ -327,7 +327,7 @@ static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
         if (!a->best.plan.stages) { return; }
         const double counted = answer_count(t, &a->best.plan, a->memory);
         excess = plan_most_memory(&a->best.plan, a->memory) - t->device;
-        if (excess > 0) { t->memory = fmin(t->memory, counted) - fmax(excess, t->device / 256); }
+        if (excess > 0) { t->memory = counted - fmax(excess, t->device / 256); }
     }
 }
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
