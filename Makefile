@@ -128,7 +128,7 @@ sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=ad
             -fno-sanitize-recover=all -I. $(WITHOUT_MPI) $(DEPENDS) $< -o $@ $(MATMUL_cblas) \
             $(TEXT) -lm
 planted   = $(CC) -std=gnu11 -O0 -march=native -fopenmp -w -D_GNU_SOURCE -Ibuild/planted \
-            build/planted/train_gpt.c -o $@ $(LIBS)
+            -include test/emulated_tiles.h build/planted/train_gpt.c -o $@ $(LIBS)
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(DEPENDS) $< -o $@ $(TEXT)
 checked   = $(emu_object) && \
@@ -327,7 +327,8 @@ build/encode_text: test/encode_text.c build/flags-sanitized
 build/train_gpt_faulty: test/train_gpt_faulty.c build/flags-c
 	$(c)
 # With the faults that tests must see, each switched on by the environment.
-build/train_gpt_planted: train_gpt.c $(HEADERS) test/planted_faults.py build/flags-planted
+build/train_gpt_planted: train_gpt.c $(HEADERS) test/planted_faults.py test/emulated_tiles.h \
+                         build/flags-planted
 	rm -rf build/planted
 	python3 test/planted_faults.py build/planted
 	$(planted)

@@ -22,7 +22,7 @@ UPDATE, TRAINER, ZERO = "ops/cpu/update_cpu.h", "run/trainer.h", "state/update.h
 MUON_H, ORTHOGONAL_H = "ops/cpu/muon_cpu.h", "ops/orthogonalise.h"
 PSEUDO_H, CYCLIC_H, RATES, MAIN = "pseudo.h", "cyclic.h", "state/learning_rate.h", "train_gpt.c"
 BETWEEN, SUMS, GATHER = "run/between_steps.h", "state/sums.h", "state/gather.h"
-EXCHANGE = "executor/exchange.h"
+EXCHANGE, TILES = "executor/exchange.h", "ops/cpu/gemm_tiles.h"
 HEADS_CPU, NORMS_CPU, ATTENTION_CPU, CLASSIFIER_CPU, ACTIVATION_CPU, EXPERTS_CPU = (
     f"ops/cpu/{name}_cpu.h"
     for name in "heads rmsnorm attention classifier activation experts".split()
@@ -266,6 +266,12 @@ REFERENCE = [
     ("sgd", "ops/cpu/ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
     ("sgd", "ops/cpu/device_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
     ("bf16", "base/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
+    # tiles
+    ("tiles", TILES, "(2 * i + 1 < rows ? mask : 0, row + {stride ==> 0})"),
+    ("tiles", TILES, "if ({inner_first != pairs ==> inner_first}) { tile_turn(r); }"),
+    ("tiles", TILES, "_tile_loadd(5, {a + 512 ==> a}, 64);"),
+    ("tiles", ATTENTION_CPU, "turn_words(to, words, {words_of(n) ==> 0});"),
+    ("tiles", ATTENTION_CPU, "a_inner == 1 ? {a_row ==> TILE / 2} : TILE / 2, b,"),
     # private steps
     ("dp: unit, abadi", "dp.h", ".threshold = (float)(R / {sqrt(groups) ==> groups}),"),
     ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),

@@ -83,6 +83,8 @@ def commands(env):
             yield name, [program]
         if name == "test_ops":
             yield "test_ops, AVX2", ["env", "DNNL_MAX_CPU_ISA=AVX2", program]
+            for how in ("TRAIN_GPT_LIBRARY_PRODUCTS", "TEST_TILES"):  # which the CPU may not choose
+                yield f"test_ops, {how}", ["env", f"{how}=1", "OPS_TESTS=*bf16*", program]
     for script in sorted(glob.glob("test/test_*.py")):
         if script != "test/test_arm.py" or "TEST_ALL" in env:  # it fetches packages
             yield os.path.basename(script), [sys.executable, script]

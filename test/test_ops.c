@@ -11,6 +11,7 @@
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are
 // numbers that both have. Add an operation: write its two functions, add a row to `operations`, add
 // cases.
+#include "test/emulated_tiles.h"
 #define POLL_WORK 20000 // so that small products are cut for polling too
 #define TILE_WORK 20000 // the same: tiles
 #define GEMM_DEPTH 64   // the same: a slice of the inner dimension
@@ -3660,7 +3661,7 @@ static void check_tile_of_product(uint64_t *state, DType type) {
     for (int i = 0; i < 3; i++) { free(in[i]); }
     free(tile);
 }
-static void test_tiles_of_products(void **state) {
+static void test_products_bf16(void **state) {
     (void)state;
     uint64_t seed = test_seed();
     gemm_open(DTYPE_BF16);
@@ -3793,7 +3794,7 @@ int main(void) {
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_tiles_of_products),
+        cmocka_unit_test(test_products_bf16),
         cmocka_unit_test(test_tilings),
         cmocka_unit_test(test_optimizers),
 #endif

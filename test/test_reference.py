@@ -46,7 +46,7 @@ import harness
 
 harness.need_numpy()
 import numpy as np  # noqa: E402
-from harness import ALL, PLANTED, SEED, at_once, put, sample, scratch, shard
+from harness import ALL, FAULTY, PLANTED, SEED, at_once, get, put, sample, scratch, shard
 from planted_faults import REFERENCE, numbered
 
 import reference
@@ -827,7 +827,17 @@ class Precision(Check):
         bits: which neighbour a number is rounded to depends on the order of sums, so on the CPU. A
         second step would make such differences ten times larger, so the reference begins it with
         the program's masters and moments.)"""
-        self.check()
+        for how in {}, {"TRAIN_GPT_LIBRARY_PRODUCTS": "1"}:
+            self.check(environment=how)
+        self.check_tiles(binary=FAULTY)
+
+    def check_tiles(self, environment=(), **program):
+        """The same where tiles multiply (emulated_tiles.h)."""
+        if "avx512_bf16" in get("/proc/cpuinfo").decode():
+            job = self.check(environment=dict(environment, TEST_TILES="1"), **program)
+            self.assertEqual(job.of("start")[0]["matmul"], "own")
+        else:
+            print("left out, this CPU has no AVX512-BF16: products by tiles", flush=True)
 
     def check(self, **program):
         out, steps = os.path.join(scratch(), "out"), (1, 2)
@@ -866,6 +876,7 @@ class Precision(Check):
         nearest = np.min([distances(*precision) for precision in others], axis=0)
         for right, other in zip(distances(half, half, scores), nearest):
             self.assertLess(right, 0.25 * other)
+        return job
 
 
 # ------------------------------------------------------------------------------------------------
@@ -885,6 +896,7 @@ class Faults(Check):
             "bf16": Precision().check,
             "initial": numbers.check_initial,
             "speed": numbers.check_speed,
+            "tiles": Precision().check_tiles,
             "texts": lambda **p: evaluations.check_texts(
                 [dict(temperature=2.0), dict(temperature=1.5, top_k=12, top_p=0.5)], **p
             ),

@@ -51,8 +51,8 @@ import unittest
 
 import harness
 from harness import (
-    ALL, AT_ONCE, BINARY, CHANNELS, EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, Job, LAYERS,
-    MODEL, PADDED, PARAMETERS, POSITIONS, ROOT, SAME, SAME_NORM, SEED, T, TEMPORARY,
+    ALL, AT_ONCE, BINARY, CHANNELS, EXIT_DONE, EXIT_INPUT, EXIT_PEER, EXIT_RESOURCES, FAULTY, Job,
+    LAYERS, MODEL, PADDED, PARAMETERS, POSITIONS, ROOT, SAME, SAME_NORM, SEED, T, TEMPORARY,
     TIMEOUT, TOKENS, TestCase, at_once, VOCAB, WINDOWS, bf16_words, change, checkpoint, checkpoints,
     command_line, get, golden_run, golden_tokens, header, parse_log, put, sample, scratch, shard,
     tensors, tokenizer, train, train_all, weights,
@@ -116,18 +116,25 @@ class Golden(TestCase):
             at += n
 
     def test_threads(self):
-        """With AVX-512 oneDNN's products have the same bits in every tile, and so has a run."""
-        kinds = [(ranks, dtype) for ranks in (1, 2) for dtype in ("fp32", "bf16")]
-        for ranks, dtype in kinds if ALL else kinds[:2]:
-            jobs = self.check(
-                [dict(threads=n, ranks=ranks, dtype=dtype) for n in (1, 2, 3)],
-                *((1e-3, 1e-2) if dtype == "bf16" else ()),
-            )
-            if jobs[0].events[0]["matmul"] == "oneDNN" and AVX512:
-                for job in jobs[1:]:
-                    self.assertEqual(
-                        job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm")
-                    )
+        """With AVX-512 products have the same bits in every tile, and so has a run. Numbers of bf16
+        are converted, or multiplied in pairs or by tiles."""
+        bf16 = [{}, dict(environment={"TRAIN_GPT_LIBRARY_PRODUCTS": "1"})]
+        if "avx512_bf16" in FLAGS:
+            bf16.append(dict(environment={"TEST_TILES": "1"}, binary=FAULTY))
+        kinds = [("fp32", {}), *(("bf16", how) for how in bf16)]
+        for ranks in (1, 2) if ALL else (random.Random(SEED).choice((1, 2)),):
+            for dtype, how in kinds:
+                jobs = self.check(
+                    [dict(how, threads=n, ranks=ranks, dtype=dtype) for n in (1, 2, 3)],
+                    *((1e-3, 1e-2) if dtype == "bf16" else ()),
+                )
+                products = jobs[0].events[0]["matmul"]
+                self.assertTrue("binary" not in how or products == "own", products)
+                if AVX512 and products in ("oneDNN", "own"):
+                    for job in jobs[1:]:
+                        self.assertEqual(
+                            job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm")
+                        )
 
     def test_bf16(self):
         # A bf16 number has 8 bits, relative error 2^-9 = 0.002; errors of single weights and

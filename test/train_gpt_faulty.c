@@ -15,9 +15,13 @@
 //   error   the N-th transfer fails
 //   end     the file ends before what the N-th transfer wants
 //   full    the file cannot be allocated
-// TOUCHES=1 checks what each action touches (checked_touches.h), not as C++.
+// TOUCHES=1 checks what each action touches (checked_touches.h), TEST_TILES=1 multiplies by tiles
+// (emulated_tiles.h): both not as C++.
 // Quantized gradients of the tests' small models travel in several parcels here. An architecture
 // more has messages inside its blocks (toy.h).
+#ifndef __cplusplus
+#include "emulated_tiles.h"
+#endif
 #include <signal.h>
 #include "schedule/actions.h" // Action
 

@@ -41,6 +41,9 @@ static bool cpu_tiles;                 // products in bf16 are those of gemm_til
 // count as parallel, so the library would start a team there.
 static inline void gemm_serial_here(void) { omp_set_num_threads(1); }
 static inline bool gemm_open_tiles(void) {
+#ifdef EMULATED_TILES // test/emulated_tiles.h
+    if (tiles_are_emulated()) { return true; }
+#endif
     return !environment_asks(ENVIRONMENT_LIBRARY_PRODUCTS) && gemm_allows_tiles() && tiles_open();
 }
 // Returns whether the library's products of bf16 are used where there are no tiles. Dot products of
