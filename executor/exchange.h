@@ -47,11 +47,11 @@ static inline ZeroMessage exchange_message(const StatePlan *s, const Action *a, 
                            a->rows * T * width * dtype_size(s->dtype) / ranks->all.n};
     return m;
 }
-// Is this the message before which rows come again, since even loads go in pieces? shape: of the
-// executor.
-static inline bool exchange_repeats(const GptModel *m, const ExecutorShape *shape,
-                                    const Action *a) {
-    return gpt_takes_pieces(m) && a->kind == ACT_EXCHANGE_BACK && a->part == EXPERTS_PART &&
+// Do the rows of an action go to experts in pieces even if all experts have equally many? shape: of
+// the executor.
+static inline bool even_rows_take_pieces(const GptModel *m, const ExecutorShape *shape,
+                                         const Action *a) {
+    return gpt_takes_pieces(m) &&
            a->rows * gpt_choices(&m->config) > shape->rows * m->quantity[OF_ARRIVALS];
 }
 

@@ -33,7 +33,8 @@ static inline int action_messages(const StatePlan *store, const Action *a,
                                   const ExecutorShape *shape, ZeroMessage m[2]) {
     if (action_is(a->kind, OF_PART)) {
         m[0] = m[1] = exchange_message(store, a, shape->T);
-        return 1 + exchange_repeats(store->model, shape, a);
+        const bool again = a->kind == ACT_EXCHANGE_BACK && a->part == EXPERTS_PART; // in pieces
+        return 1 + (again && even_rows_take_pieces(store->model, shape, a));
     }
     if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
     if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
@@ -124,12 +125,17 @@ static inline int parts_of_pass(const Costs *c, const Action *a) {
         a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_RECOMPUTE;
     return cut ? unit_parts(gpt_unit_spec(c->model, gpt_unit_class(c->model, a->unit))) : 1;
 }
-// Returns by how much longer the pass of an action takes where the loads of experts are uneven: the
-// busiest rank has more rows, so as much of the unit's arithmetic as experts do grows.
-static inline double uneven_pass(const Costs *c, const Action *a) {
+// Returns by how much longer the pass of an action takes than with even loads of experts, and all
+// rows at once. As much of the unit's arithmetic as experts do grows: the busiest rank has more
+// rows, and the backward pass computes what goes in pieces again.
+static inline double experts_longer(const Costs *c, const Action *a) {
     const UnitClass of = gpt_unit_class(c->model, a->unit);
-    const double experts = gpt_experts_flops(c->model, of, 1, c->T);
-    return experts > 0 ? 1 + c->uneven * experts / gpt_forward_flops(c->model, of, 1, c->T) : 1;
+    const double experts = gpt_experts_flops(c->model, of, 1, c->T),
+                 again =
+                     a->kind == ACT_BACKWARD_INPUT && even_rows_take_pieces(c->model, c->shape, a);
+    return 1 + (experts > 0
+                    ? (c->uneven + again) * experts / gpt_forward_flops(c->model, of, 1, c->T)
+                    : 0);
 }
 // Returns the cost of the messages of an action on each kind of link.
 static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store, const Action *a) {
@@ -346,7 +352,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     if (action_is_message(a->kind)) { return p2p_cost(c, store, rank, a); }
     if (action_computes(a->kind)) {
         cost.compute_s = slowness_of_rank(c, rank) * pass_seconds(c, a) / parts_of_pass(c, a);
-        if (c->uneven > 0) { cost.compute_s *= uneven_pass(c, a); }
+        if (c->uneven > 0 || gpt_takes_pieces(c->model)) { cost.compute_s *= experts_longer(c, a); }
         return cost;
     }
     switch (a->kind) {

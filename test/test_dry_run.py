@@ -371,6 +371,9 @@ class Experts(unittest.TestCase):
         flops = 3 * 4 * 128 * 2 * 3 * 2 * 256 * 512
         longer = found["uneven_step_ms"] - found["step_ms"]
         self.assertAlmostEqual(longer / (1e3 * flops / 1e12), 1, delta=0.01)
+        # in pieces the experts compute once more
+        longer = self.predicted("--moe-buffer", 0.5, tflops=1)["step_ms"] - found["step_ms"]
+        self.assertAlmostEqual(longer / (1e3 * flops / 3 / 1e12), 1, delta=0.01)
 
     def test_each_rank_needs_samples(self):
         """Of a cluster, too, whose ranks are not all planned: in each micro-batch."""
