@@ -17,6 +17,8 @@
 #define GEMM_DEPTH 64   // the same: a slice of the inner dimension
 #define TILE_DEPTH 32   // the same: blocks of products by AMX
 #define TILE_BLOCK_ROWS 64
+#define TILE_BLOCK_DEPTH 96
+#define TILE_BLOCK (64 * 96)
 #define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops/cpu/ops_cpu.h"
@@ -3618,7 +3620,11 @@ static const void *operand_at(Operand operand, const void *x, int64_t row, int64
 static void check_tile_of_product(uint64_t *state, DType type) {
     const bool bf16 = type == DTYPE_BF16;
     const int64_t most = draw(state, 0, 9) ? 300 : 1800, m = draw(state, 1, most),
-                  n = draw(state, 1, most), k = draw(state, 1, bf16 ? 2000 : 768);
+                  n = draw(state, 1, most),
+                  k = draw(state, 1,
+                           !bf16       ? 768
+                           : cpu_tiles ? TILE_BLOCK_DEPTH
+                                       : 2000);
     const Operand ta = draw(state, 0, 1) ? TRANSPOSED : AS_STORED,
                   tb = draw(state, 0, 1) ? TRANSPOSED : AS_STORED;
     const int64_t lda = (ta == TRANSPOSED ? m : k) + draw(state, 0, 9),

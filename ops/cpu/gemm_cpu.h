@@ -76,8 +76,9 @@ static inline Multiplier gemm_instructions(void) {
 // --- the memory of a thread ----------------------------------------------------------------------
 enum {
     // Elements of a tile whose sums are rounded to bf16 afterwards, at most: they stay in the L2
-    // cache.
+    // cache. Own tiles read and write them less often than they pack operands (AMX).
     GEMM_BUFFER = 1 << 18,
+    GEMM_BUFFER_AMX = 1 << 19,
     // Rows and columns of a block that is converted to fp32. A block has up to GEMM_DEPTH inner
     // indices.
     GEMM_ROWS = 512,
@@ -89,7 +90,7 @@ static inline int64_t gemm_thread_floats(void) {
         cpu_compute == cpu_real ? 0 : (GEMM_ROWS + GEMM_COLS) * (int64_t)GEMM_DEPTH;
     // also where no tiles are used, so that a run needs the same memory there
     const int64_t packed = TILE_SPACE / (int64_t)sizeof(float);
-    return cpu_real == DTYPE_FP32 ? 0 : GEMM_BUFFER + max_i64(converted, packed);
+    return cpu_real == DTYPE_FP32 ? 0 : max_i64(GEMM_BUFFER + converted, GEMM_BUFFER_AMX + packed);
 }
 // Returns the bytes of the workspace that operations may divide as they like.
 static inline size_t workspace_rest(const Stream *s) {
@@ -135,9 +136,11 @@ static inline void gemm_converted(const Stream *s, const Product *p) {
         }
     }
 }
+static inline bool gemm_uses_tiles(void) { return cpu_compute == DTYPE_BF16 && cpu_tiles; }
 // Returns the length of the slices of an inner dimension of length k.
 static inline int64_t gemm_slice_length(int64_t k) {
-    const int64_t slices = max_i64(1, ceil_div(k, GEMM_DEPTH));
+    const int64_t most = gemm_uses_tiles() ? TILE_BLOCK_DEPTH : GEMM_DEPTH,
+                  slices = max_i64(1, ceil_div(k, most));
     return round_up(ceil_div(k, slices), 16);
 }
 // c(m, n) [+]= a b with a(m, k) and b(k, n), each as stored or transposed, by the calling thread
@@ -161,8 +164,8 @@ static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64
             .c = c,
             .ldc = ldc,
         };
-        if (cpu_compute == DTYPE_BF16 && cpu_tiles) {
-            gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER);
+        if (gemm_uses_tiles()) {
+            gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
         } else if (cpu_compute == DTYPE_BF16) {
             gemm_bf16(&p);
         } else if (cpu_real == DTYPE_BF16) {
@@ -171,6 +174,32 @@ static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64
             gemm_fp32(&p);
         }
         poll_messages(s);
+    }
+}
+// Does gemm_finished() finish sums where they are made?
+static inline bool gemm_finishes_strips(int64_t k) {
+    return gemm_uses_tiles() && k <= TILE_BLOCK_DEPTH;
+}
+// Computes a product and finishes its sums, which are in c meanwhile if they need the space.
+static inline void gemm_finished(Stream *s, Operand tb, Tile t, int64_t k, const Real *a,
+                                 int64_t lda, const Real *b, int64_t ldb, float *c, int64_t ldc,
+                                 Finish finish) {
+    if (gemm_finishes_strips(k)) {
+        const Product p = {.tb = tb,
+                           .m = t.rows,
+                           .n = t.cols,
+                           .k = k,
+                           .a = a,
+                           .b = b,
+                           .lda = lda,
+                           .ldb = ldb,
+                           .finish = &finish};
+        gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
+        poll_messages(s);
+    } else {
+        const Tile all = {0, 0, t.rows, t.cols};
+        gemm_tile(s, AS_STORED, tb, t.rows, t.cols, k, a, lda, b, ldb, false, c, ldc);
+        finish.run(finish.what, all, c, ldc);
     }
 }
 

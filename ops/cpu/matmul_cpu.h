@@ -15,9 +15,6 @@
 typedef struct {
     int64_t rows, cols, tile_rows, tile_cols, across, tiles; // across: tiles side by side
 } Tiling;
-typedef struct {
-    int64_t row, col, rows, cols;
-} Tile;
 // No tile has fewer rows or columns, unless the whole output has: the library multiplies narrower
 // matrices by other kernels, which add in another order.
 enum { TILE_LEAST = 32 };
@@ -28,12 +25,13 @@ static inline int64_t tiles_along(int64_t length, int64_t tile) {
 // Returns the grid of tiles that takes the least time by a model that counts multiply-adds. The
 // library packs its operands again for each tile. Packing an element costs about 40 multiply-adds
 // for the left operand (tile_rows x depth) and about 24 for the right one (tile_cols x depth), as
-// measured.
+// measured; of own tiles about 100, since they multiply faster.
 // most: elements of a tile, at most.
 static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int threads,
                                  int64_t most) {
     enum { TRIED = 64 }; // cuts of each direction
     Tiling best = {rows, cols, rows, cols, 1, 0};
+    const int64_t packing = gemm_uses_tiles() ? 100 : 24;
     double best_cost = 1e300;
     if (rows == 0 || cols == 0) { return best; }
     // A tile of so many rows is small enough that a column fits beside it, also with its rows
@@ -47,7 +45,7 @@ static inline Tiling tile_output(int64_t rows, int64_t cols, int64_t depth, int 
             if (across > first && cols / across < TILE_LEAST) { break; }
             const int64_t c = round_up(ceil_div(cols, across), 16), cs = tiles_along(cols, c);
             // late > 1: gemm_tile() cannot call progress often enough
-            const double tile = (double)(r * c + 24 * r + 24 * c),
+            const double tile = (double)(r * c + packing * (r + c)),
                          late = tile * (double)GEMM_DEPTH / (double)TILE_WORK;
             const double cost = tile * (double)ceil_div(rs * cs, threads) *
                                 (depth >= GEMM_DEPTH && late > 1.0 ? late : 1.0);
@@ -70,10 +68,12 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
     return t;
 }
 
-// A product of Reals in bf16 has its sums in a thread's buffer until they are rounded. In fp32 they
-// are where the output is.
-static inline int64_t rounded_tile(void) {
-    return cpu_real == DTYPE_FP32 ? INT64_MAX : (int64_t)GEMM_BUFFER;
+// A product of Reals in bf16 has its sums in a thread's buffer until they are rounded, unless strips
+// of them are. In fp32 they are where the output is.
+static inline int64_t rounded_tile(int64_t depth) {
+    return cpu_real == DTYPE_FP32 || gemm_finishes_strips(depth) ? INT64_MAX
+           : gemm_uses_tiles()                                   ? (int64_t)GEMM_BUFFER_AMX
+                                                                 : (int64_t)GEMM_BUFFER;
 }
 static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t, int64_t *stride) {
     *stride = cpu_real == DTYPE_FP32 ? cols : t.cols;
@@ -93,24 +93,39 @@ TYPED void finish_forward(const DType type, Real *out, Real *gelu, const Real *b
         for (int64_t c = 0; c < n; c++) { store_real(type, gelu, c, gelu_value(sums[c])); }
     }
 }
+// Where sums of a forward product go: out and gelu (which may be NULL) have rows of `cols` elements.
+typedef struct {
+    Real *out, *gelu;
+    const Real *bias; // or NULL
+    int64_t cols;
+} ForwardOutput;
+static inline void finish_forward_rows(const void *what, Tile t, float *sums, int64_t stride) {
+    const ForwardOutput *to = (const ForwardOutput *)what;
+    const Real *bias = to->bias ? real_at_const(to->bias, t.col) : NULL;
+    for (int64_t n = 0; n < t.rows; n++, sums += stride) {
+        const int64_t at = (t.row + n) * to->cols + t.col;
+        FOR_TYPE(finish_forward, real_at(to->out, at), to->gelu ? real_at(to->gelu, at) : NULL,
+                 bias, sums, t.cols);
+    }
+}
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in,
                                       const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
-    const Tiling grid = tile_output(N, OC, C, s->threads, rounded_tile());
+    const Tiling grid = tile_output(N, OC, C, s->threads, rounded_tile(C));
 #pragma omp parallel num_threads(s->threads)
     {
         gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
-            int64_t stride, at = t.row * OC + t.col;
+            const int64_t at = t.row * OC + t.col;
+            int64_t stride;
             float *y = tile_sums(s, out, OC, t, &stride);
-            gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(in, t.row * C), C,
-                      real_at_const(weight, t.col * C), C, false, y, stride);
-            for (int64_t n = 0; n < t.rows; n++, at += OC) {
-                FOR_TYPE(finish_forward, real_at(out, at), gelu ? real_at(gelu, at) : NULL,
-                         bias ? real_at_const(bias, t.col) : NULL, y + n * stride, t.cols);
-            }
+            const ForwardOutput to = {real_at(out, at), gelu ? real_at(gelu, at) : NULL,
+                                      bias ? real_at_const(bias, t.col) : NULL, OC};
+            const Finish finish = {finish_forward_rows, &to};
+            gemm_finished(s, TRANSPOSED, t, C, real_at_const(in, t.row * C), C,
+                          real_at_const(weight, t.col * C), C, y, stride, finish);
         }
     }
 }
@@ -175,24 +190,38 @@ TYPED void finish_input(const DType type, Real *din, const Real *pre_gelu, const
         store_part(type, din, sums, n);
     }
 }
+// Where sums of an input gradient go: rows of `cols` elements. pre_gelu may be NULL.
+typedef struct {
+    Real *din;
+    const Real *pre_gelu;
+    int64_t cols;
+} InputGradient;
+static inline void finish_input_rows(const void *what, Tile t, float *sums, int64_t stride) {
+    const InputGradient *to = (const InputGradient *)what;
+    for (int64_t n = 0; n < t.rows; n++, sums += stride) {
+        const int64_t at = (t.row + n) * to->cols + t.col;
+        FOR_TYPE(finish_input, real_at(to->din, at),
+                 to->pre_gelu ? real_at_const(to->pre_gelu, at) : NULL, sums, t.cols);
+    }
+}
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
                                              const Real *weight, const Real *pre_gelu, int64_t N,
                                              int64_t C, int64_t OC) {
-    const Tiling grid = tile_output(N, C, OC, s->threads, rounded_tile());
+    const Tiling grid = tile_output(N, C, OC, s->threads, rounded_tile(OC));
 #pragma omp parallel num_threads(s->threads)
     {
         gemm_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
-            int64_t stride, at = t.row * C + t.col;
+            const int64_t at = t.row * C + t.col;
+            int64_t stride;
             float *dx = tile_sums(s, din, C, t, &stride);
-            gemm_tile(s, AS_STORED, AS_STORED, t.rows, t.cols, OC, real_at_const(dout, t.row * OC),
-                      OC, real_at_const(weight, t.col), C, false, dx, stride);
-            for (int64_t n = 0; n < t.rows; n++, at += C) {
-                FOR_TYPE(finish_input, real_at(din, at),
-                         pre_gelu ? real_at_const(pre_gelu, at) : NULL, dx + n * stride, t.cols);
-            }
+            const InputGradient to = {real_at(din, at),
+                                      pre_gelu ? real_at_const(pre_gelu, at) : NULL, C};
+            const Finish finish = {finish_input_rows, &to};
+            gemm_finished(s, AS_STORED, t, OC, real_at_const(dout, t.row * OC), OC,
+                          real_at_const(weight, t.col), C, dx, stride, finish);
         }
     }
 }

@@ -52,6 +52,16 @@ static inline void floats_to_reals(Real *to, const float *from, int64_t n) {
 // --- products ------------------------------------------------------------------------------------
 // An operand is read as it is stored, or transposed.
 typedef enum { AS_STORED, TRANSPOSED } Operand;
+// A part of a matrix.
+typedef struct {
+    int64_t row, col, rows, cols;
+} Tile;
+// What is done with complete sums(rows, cols) of a part of a result. Their rows are `stride` elements
+// apart.
+typedef struct {
+    void (*run)(const void *what, Tile part, float *sums, int64_t stride);
+    const void *what;
+} Finish;
 // c(m, n) [+]= a b with a(m, k) and b(k, n). Rows are lda, ldb and ldc elements apart.
 typedef struct {
     Operand ta, tb;
@@ -61,6 +71,7 @@ typedef struct {
     bool add;
     float *c;
     int64_t ldc;
+    const Finish *finish; // NULL: the sums are the result
 } Product;
 
 #endif
