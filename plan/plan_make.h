@@ -44,7 +44,7 @@ static inline int64_t config_micro_rows(const Config *c, const GptModel *m, int 
 static inline int64_t config_samples(const Config *c, const GptModel *m, int ranks) {
     const Options *o = &c->options;
     int64_t tokens = config_micro_rows(c, m, ranks) * o->seq_len * max_i64(1, o->micro_batches);
-    if (o->cyclic && ranks == 1) { tokens *= max_i64(1, o->cyclic_stages); }
+    if (o->cyclic && ranks == 1 && !o->micro_batches) { tokens *= max_i64(1, o->cyclic_stages); }
     if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
         die(EXIT_INPUT, "leave one of them out",
             "--batch-tokens %" PRId64
