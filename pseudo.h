@@ -162,8 +162,7 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
 // Returns the factor by which --share-lr and --delink-warmup change a step's learning rate.
 static inline double delink_rate(const Options *o, const GptModel *m, const Progress *p) {
     const int64_t since = p->step - p->delinked;
-    const double shared =
-        share_is(m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
+    const double shared = share_is(m->share) && o->share_lr > 0 ? o->share_lr / o->lr : 1;
     return shared *
            (p->delinked && since < o->delink_warmup ? (since + 1) / (double)o->delink_warmup : 1);
 }

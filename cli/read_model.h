@@ -30,9 +30,10 @@ static inline GptShare choose_share(const Options *o, const ModelSpec *spec,
         die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run",
             "--delink: %s has no blocks that share", o->model);
     }
-    if (options_switches(o) && !shares) {
-        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out",
-            "--share %s: no two blocks of this model share, so none can be delinked", o->share);
+    const char *needs = options_switches(o) ? "delink-at" : o->share_lr > 0 ? "share-lr" : NULL;
+    if (needs && !shares) {
+        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave both out",
+            "--%s with --share %s: no two blocks of this model share", needs, o->share);
     }
     if (shares && spec->file && !share_same(asked, begun)) {
         die(EXIT_INPUT, "begin with a descriptor, such as d12",

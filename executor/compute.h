@@ -306,11 +306,11 @@ static inline void run_clipped_weight(Executor *e, const Work *w, UnitCall *c, c
 // Runs CLIP: finishes the norms of a group of several units (the embedding's are still missing) and
 // makes the factors.
 static inline void run_clip(Executor *e, const Work *w, UnitCall *c, const Clip *clip) {
+    // the unit is alone in its group, or in its stage
+    if (w->unit == 0 && (!clip->policy.flat || !executor_has(&e->shape, w->unit + 1))) {
+        clip_begin(e->stream, clip, w->rows);
+    }
     if (w->unit == 0 && clip_crosses(&clip->policy)) {
-        // the unit is alone in its group, or in its stage
-        if (!clip->policy.flat || !executor_has(&e->shape, w->unit + 1)) {
-            clip_begin(e->stream, clip, w->rows);
-        }
         unit_pass(c, PART_BACKWARD_INPUT);
         clip_crossing_norms(c, clip);
         return;

@@ -456,8 +456,10 @@ static inline void dispatch_backward_input(const OpCall *o) {
 }
 static inline void experts_forward(const OpCall *o) {
     Real *gelu = o->node->kind == OP_EXPERTS_GELU ? o->out[1] : NULL;
+    // in training a rank with a single token may have rows of other ranks
+    const bool one = o->call->cache.most && o->rows * o->T == 1;
     ops_experts_forward(o->s, o->out[0], gelu, o->in[0], o->params[0], op_expert_rows(o),
-                        o->in_width, o->width, o->rows * o->T == 1);
+                        o->in_width, o->width, one);
 }
 static inline void experts_backward_input(const OpCall *o) {
     const Real *before_gelu = o->node->kind == OP_EXPERTS_OF_GELU ? o->x : NULL;

@@ -243,6 +243,8 @@
       "(or --dp-epsilon) loads tell of samples, and carry no noise: leave it out")                 \
     X("share-lr", "share", o->share_lr > 0 && !options_shares(o),                                  \
       "no blocks share: give --share all, or --lr")                                                \
+    X("share-lr", "lr", o->share_lr > 0 && o->lr == 0,                                             \
+      "the rate while blocks share is a part of --lr's schedule, and no part of 0: give --lr")     \
     X("delink-at", "share", o->delink_at && !options_shares(o),                                    \
       "no blocks share: give --share all")                                                         \
     X("delink-at", "delink", o->delink_at && o->delink,                                            \

@@ -44,7 +44,7 @@ static inline int64_t config_micro_rows(const Config *c, const GptModel *m, int 
 static inline int64_t config_samples(const Config *c, const GptModel *m, int ranks) {
     const Options *o = &c->options;
     int64_t tokens = config_micro_rows(c, m, ranks) * o->seq_len * max_i64(1, o->micro_batches);
-    if (o->cyclic && ranks == 1) { tokens *= max_i64(1, o->cyclic_stages); }
+    if (o->cyclic && ranks == 1 && !o->micro_batches) { tokens *= max_i64(1, o->cyclic_stages); }
     if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
         die(EXIT_INPUT, "leave one of them out",
             "--batch-tokens %" PRId64
@@ -210,6 +210,20 @@ static inline void check_experts(const Config *c, const GptModel *m) {
     }
     if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
 }
+// Refuses learning rates of tensors that the model does not have.
+static inline void check_rates(const Options *o, const GptModel *m) {
+    bool has[RATE_KINDS] = {};
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        has[tensor_rate(&m->arch->tensors[t])] |= m->tensor_elements[t] > 0;
+    }
+    if (o->lr_head != 1 && !has[RATE_HEAD]) {
+        die(EXIT_INPUT, "the head uses the embedding's table: give --lr-embedding",
+            "--lr-head: the model has no head of its own");
+    }
+    if (o->lr_vectors != 1 && !has[RATE_VECTORS]) {
+        die(EXIT_INPUT, "leave it out", "--lr-vectors: the model has no biases and no gains");
+    }
+}
 // Does another rank exchange as many rows of blocks when this one does, from action `from` on?
 static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Schedule *other) {
     for (int i = from, k = 0; i < mine->count; i++) {
@@ -324,6 +338,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     p->model.expert_rank = place % (int)gpt_expert_ranks(&p->model.config);
     p->dtype = spec->dtype;
     check_experts(config, &p->model);
+    check_rates(&config->options, &p->model);
     plan_micro_batches(p);
     plan_clipping(p);
     plan_states(p);

@@ -482,6 +482,7 @@ REFUSED_FLAGS = """
 --moe-balance aux --plan
 --expert-parallel 2
 --share-lr 1e-3
+--share-lr 1e-3 --share all --lr 0
 --delink-at 5
 --delink-at 5 --share all --delink
 --delink-at 5 --share all --profile-steps 1:2

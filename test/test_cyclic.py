@@ -117,6 +117,14 @@ class Equality(Check):
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
 
+    def test_micro_batches(self):
+        """--micro-batches says how many samples a step has, on one rank, too."""
+        given = dict(V2, micro_batch=1, micro_batches=4, batch_tokens=None)
+        tokens = dict(V2, micro_batch=1, batch_tokens=4 * T)
+        jobs = self.trained([single(2, **tokens), single(2, **given), data(2, **given)])
+        for job in jobs[1:]:
+            self.assert_same(job, jobs[0], job.command)
+
     def test_late(self):
         """Store work that is put off, by lot and on each rank otherwise: messages are posted in
         other orders, and something often has to wait. The same bits as this program has on time,

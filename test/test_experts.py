@@ -107,6 +107,14 @@ class Layouts(harness.TestCase):
         cases[0].update(moe_balance="bias")
         self.same(dict(train=tokens, model=MODELS[0]), cases, "auto")
 
+    def test_a_single_token(self):
+        """A rank with one token has rows of another one with two."""
+        tokens = shard([i * i % 101 for i in range(300)])
+        flags = dict(train=tokens, seq_len=1, batch_tokens=3, lr=0.1)
+        cases = [dict(ranks=1, micro_batch=3), dict(ranks=2, micro_batch=2, expert_parallel=2)]
+        for model in harness.sample(MODELS, 1):
+            self.same(dict(flags, model=model), cases, model)
+
     def test_switch_loss(self):
         """With a pass before the step and without one, the traffic of which is counted
         (Job.check_end): where each rank has one micro-batch none is needed."""

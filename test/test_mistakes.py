@@ -86,6 +86,8 @@ VALUES = """
     --device-memory 24GB              | takes a number of bytes          | such as 16G
     --device-memory 24                | a rank needs .* gives 24         | 24 is a number of bytes
     --batch-tokens 70                 | 70 is not a multiple of         | --batch-tokens 80 is next
+    --lr-head 2                       | no head of its own               | give --lr-embedding
+    --lr-vectors 2 --model nano:d2    | no biases and no gains           | leave it out
     --seq-len 32                      | max_seq_len of --model model.bin | give --seq-len 24 or less
     --pipeline 2                      | 1 ranks are not 2 stages         | units:replicas
     --pipeline 9                      | 9 stages, but the model has 5    | units:replicas

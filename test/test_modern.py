@@ -821,10 +821,17 @@ class Private(Check):
 
         at_once(check, range(40) if ALL else sample(range(len(ARCHITECTURES)), 2))
 
+    def test_an_embedding_alone(self):
+        """In its stage, and the classifier has a table of its own: each micro-batch has norms of
+        its own."""
+        config = random_config(random.Random(f"{SEED} alone"), "nano")
+        changes = dict(pipeline="1:1,5:1", ranks=2, micro_batch=1, dp_clip=1, dp_clip_style="stage")
+        self.compare("alone", config, changes, None, stages=[1, 2, 2, 2, 2, 2])
+
     def check(self, name, config, **program):
         self.compare(name, config, *test_reference.Private.ROWS[name], **program)
 
-    def compare(self, name, config, changes, without, **program):
+    def compare(self, name, config, changes, without, stages=(1, 1, 2, 2, 2, 2), **program):
         """The rules `without` would lead elsewhere."""
         flags = {**test_reference.BASE, **test_reference.Private.FLAGS, **changes}
         start, tokens = random_weights(config, f"{SEED} {name}"), tokens_for(config)
@@ -833,8 +840,8 @@ class Private(Check):
         def follow(weights, other=()):
             rules = {**flags, **dict(other), "shuffle": 0}
             ours = Run(config, weights, Samples(tokens, flags["seq_len"]), dashed(rules))
-            stages = [1, 1, 2, 2, 2, 2] if rules.get("dp_clip_style") == "stage" else None
-            return [ours.step(drawn, stages) for (drawn,) in job.steps("samples")], ours.file()
+            cut = stages if rules.get("dp_clip_style") == "stage" else None
+            return [ours.step(drawn, cut) for (drawn,) in job.steps("samples")], ours.file()
 
         expected = follow(start)
         optimizer = flags["optimizer"]

@@ -699,6 +699,7 @@ static const char *const clashes[][3] = {
     {"--cyclic v1 --skip-grad-z 3", "cyclic", "skip-grad-z"},
     {"--cyclic v1 --dry-run --cluster 1x1", "cyclic", "cluster"},
     {"--share-lr 1e-3", "share-lr", "share"},
+    {"--share-lr 1e-3 --share all --lr 0", "share-lr", "lr"},
     {"--delink-at 5", "delink-at", "share"},
     {"--delink-at 5 --share none", "delink-at", "share"},
     {"--delink-at 5 --share all --delink", "delink-at", "delink"},
