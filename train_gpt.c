@@ -574,7 +574,8 @@ static void finish(Job *j) {
     const int64_t step = r->progress.step;
     const bool first = j->comm.rank == 0;
     store_wait_all(&r->store);
-    profile_report(&r->profile, &j->comm, step_program(r, step - 1), o->trace, &journal->log);
+    const Program *program = step_program(r, step - 1);
+    r->save_failed |= !profile_report(&r->profile, &j->comm, program, o->trace, &journal->log);
     Measured measured =
         measured_run(&r->store, r->files, &j->comm, privacy_hides(&r->privacy),
                      step - journal->start_step, journal->spent, energy_joules(&journal->energy));

@@ -651,7 +651,7 @@ class Tokenizers(InFolder):
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         for name in ("full", "full.bin"):
             words = "--model", MODEL, *PLAIN, "--export", self.folder / name
-            how = dict(preexec_fn=limit, restore_signals=False, status=EXIT_RESOURCES)
+            how = dict(preexec_fn=limit, status=EXIT_RESOURCES)
             self.assertIn(f"cannot write {self.folder / name}: ", program(*words, **how).stderr)
         self.assertEqual([path for path in self.folder.rglob("*") if path.is_file()], [])
         precious = self.write("precious", "precious")
