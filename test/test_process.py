@@ -101,6 +101,7 @@ class Printing(harness.TestCase):
             )
         self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
         self.assertRegex(done.stderr, r"texts +1 tokens read", "it stops after the first text")
+        self.assertEqual(done.stderr.count("new weights, which nothing has trained"), 1)
 
 
 class Training(harness.TestCase):

@@ -970,6 +970,12 @@ class Resume(TestCase):
         said = [*given, "--resume", "0", "--resume", "--steps", "3"]
         self.assertEqual(shlex.split(command)[4:], said, "it resumes already")
 
+    def test_stop_of_a_run_that_saves_nothing(self):
+        job = Job(2, steps=10**9)
+        job.wait_until(job.logged, "a step")
+        job.process.send_signal(signal.SIGUSR1)
+        self.assertRegex(job.done().out, r"(?m)^stopped at step \d+\. Nothing is saved: ")
+
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0
         and a command that goes on, bit by bit."""
