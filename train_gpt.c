@@ -315,6 +315,10 @@ static void load_weights(Run *r, const ModelSpec *spec) {
         model_file_load(spec->file, &r->store, spec->file_dtype);
     } else {
         store_initialise(&r->store, o->seed);
+        if (options_prompts(&r->plan->config->given) && r->comm->rank == 0) {
+            fprintf(stderr, "warning: --prompt has new weights, which nothing has trained: those "
+                            "of a run are in --model OUT, or with --resume 1 in --out\n");
+        }
     }
 }
 // Notes what products depend on: of rank 0 for checkpoints, of all ranks for private steps. All
@@ -574,7 +578,8 @@ static void finish(Job *j) {
     const int64_t step = r->progress.step;
     const bool first = j->comm.rank == 0;
     store_wait_all(&r->store);
-    profile_report(&r->profile, &j->comm, step_program(r, step - 1), o->trace, &journal->log);
+    const Program *program = step_program(r, step - 1);
+    r->save_failed |= !profile_report(&r->profile, &j->comm, program, o->trace, &journal->log);
     Measured measured =
         measured_run(&r->store, r->files, &j->comm, privacy_hides(&r->privacy),
                      step - journal->start_step, journal->spent, energy_joules(&journal->energy));
@@ -595,9 +600,11 @@ static void finish(Job *j) {
     if (first) { privacy_print_statement(stdout, &r->privacy, step); }
     privacy_end(&r->privacy, o);
     noise_wipe(r->store.plan.noise.key, sizeof r->store.plan.noise.key);
-    if (r->stopping && step < r->end && first) {
+    if (r->stopping && step < r->end && first && *o->out) {
         print_resume_command(step, j->comm.ranks, j->argc, j->argv,
                              o->resume || j->config.restarts);
+    } else if (r->stopping && step < r->end && first) {
+        printf("stopped at step %" PRId64 ". Nothing is saved: --out names no folder\n", step);
     }
     signal(SIGTERM, SIG_DFL); // so that the other ranks end in silence
     const bool failed = comm_agree_max(&j->comm, r->save_failed || journal->log.failed);

@@ -6,14 +6,16 @@
 
 #include <fcntl.h>  // open
 #include <poll.h>   // is a pipe still read?
-#include <signal.h> // SIGPIPE
+#include <signal.h> // SIGPIPE, SIGXFSZ
 
-// A run must outlive whoever reads its output (train_gpt | head), so writing to a closed pipe is an
-// error and no signal. A standard stream that is closed becomes one that can be neither read nor
-// written, since a file of the run could take its number.
+// A run must outlive whoever reads its output (train_gpt | head), and the shell's limit of a file's
+// size (ulimit -f): what cannot be written is an error and no signal. A standard stream that is
+// closed becomes one that can be neither read nor written, since a file of the run could take its
+// number.
 static bool output_closed; // from the start on
 static inline void process_keep_streams(void) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     output_closed = fcntl(STDOUT_FILENO, F_GETFD) < 0;
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
         const bool closed = fcntl(fd, F_GETFD) < 0;

@@ -555,7 +555,12 @@ static inline int hf_write_config(const StatePlan *s, const char *folder, const 
     int error = 0;
     for (int i = 0; !error && i < LENGTH_OF(hf_files); i++) {
         const HfFile *file = &kept->file[i];
-        if (file->text) { error = hf_write_text(folder, hf_files[i], file->text, file->bytes); }
+        const Text path = text_of("%s/%s", folder, hf_files[i]);
+        if (file->text) {
+            error = hf_write_text(folder, hf_files[i], file->text, file->bytes);
+        } else if (!access(path.at, F_OK)) {
+            fprintf(stderr, "warning: %s stays as it is; is it of this model?\n", path.at);
+        }
     }
     if (!error) { error = hf_write_text(folder, "config.json", t.text, t.length); }
     free(t.text);

@@ -40,14 +40,16 @@ typedef struct {
 // Returns what --export writes: a file; a new folder; or, in a folder that exists, the file with
 // the tensors.
 static inline Output output_of_model(const char *path) {
-    static char tensors[PATH_BYTES];
+    static char written[PATH_BYTES];
     struct stat info;
     Output output = {.flag = "--export", .path = path, .renamed = true};
     if (!*path || export_is_file(path)) { return output; }
     output.folder = stat(path, &info) || !S_ISDIR(info.st_mode);
-    if (output.folder) { return output; }
-    snprintf(tensors, sizeof tensors, "%.1000s/model.safetensors", path);
-    output.path = tensors;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') { n--; } // also "new/" is a folder to be made
+    snprintf(written, sizeof written, "%.*s%s", (int)n, path,
+             output.folder ? "" : "/model.safetensors");
+    output.path = written;
     return output;
 }
 // Lists the outputs that the flags request. Returns their number.

@@ -126,8 +126,9 @@ static inline void profile_print(const Profile *p, Log *log) {
     log_object(log, &line);
 }
 // Collects the times of all ranks in the last profiled step. Rank 0 draws them if the pipeline has
-// several stages, and writes a trace file if `trace` names one. All ranks call it.
-static inline void profile_draw(const Profile *p, Comm *comm, const Program *program,
+// several stages, and writes a trace file if `trace` names one. Returns false, with a warning, if
+// that could not be written. All ranks call it.
+static inline bool profile_draw(const Profile *p, Comm *comm, const Program *program,
                                 const char *trace) {
     int64_t *part = new_array(int64_t, comm->ranks + 1, "profile");
     for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
@@ -138,16 +139,20 @@ static inline void profile_draw(const Profile *p, Comm *comm, const Program *pro
     for (int r = 0; r < comm->ranks; r++) {
         memcpy(times[r], all + part[r], program->rank[r].count * sizeof(ActionTime));
     }
-    if (comm->rank == 0) { schedule_show_times(program, times, "measured", trace); }
+    const int error = comm->rank == 0 ? schedule_show_times(program, times, "measured", trace) : 0;
+    if (error) {
+        fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(error));
+    }
     schedule_times_free(program, times);
     free_all(all, part);
+    return !error;
 }
-// Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints. All
-// ranks call it.
-static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
+// Reports once: after the last profiled step, or at the end of a shorter run. Rank 0 prints.
+// Returns false, with a warning, if the trace could not be written. All ranks call it.
+static inline bool profile_report(Profile *p, Comm *comm, const Program *program, const char *trace,
                                   Log *log) {
     const int rank = comm->rank;
-    if (!p->first) { return; }
+    if (!p->first) { return true; }
     if (p->steps) { ops_profiler(false); }
     if (rank == 0 && !p->steps) {
         fprintf(stderr,
@@ -158,10 +163,11 @@ static inline void profile_report(Profile *p, Comm *comm, const Program *program
         log_break(log);
         profile_print(p, log);
     }
-    if (p->steps) { profile_draw(p, comm, program, trace); }
+    const bool written = !p->steps || profile_draw(p, comm, program, trace);
     for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }
     free_all(p->marks, p->marked, p->times);
     memset(p, 0, sizeof *p);
+    return written;
 }
 
 #endif

@@ -159,13 +159,15 @@ static inline void print_traffic_sum(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // -------------------------------------------------------------------------------------------------
 // The start
 
-// --show-schedule: prints the planned time of each action, and the action list.
+// --show-schedule: prints the planned time of each action, and the action list. Ends the program
+// (EXIT_RESOURCES) if the trace could not be written.
 static inline void show_schedule(const Plan *p) {
     ActionTime **times = schedule_times(&p->program);
     StageStores stages = stage_stores_make(p);
     predict_step(p, &stages, NULL, times);
     stage_stores_free(&stages);
-    schedule_show_times(&p->program, times, "planned", p->config->options.trace);
+    const char *trace = p->config->options.trace;
+    const int error = schedule_show_times(&p->program, times, "planned", trace);
     schedule_print(stdout, &p->program);
     if (cyclic_turns(&p->cyclic)) {
         printf("This is step 0. Micro-batch i of step t is the ((t N + i) modulo (N - j))-th's of "
@@ -177,6 +179,7 @@ static inline void show_schedule(const Plan *p) {
         order_free(&order);
     }
     schedule_times_free(&p->program, times);
+    if (error) { die(EXIT_RESOURCES, NULL, "cannot write --trace %s: %s", trace, strerror(error)); }
 }
 // Returns whether ranks sum gradients more often than at their stage of ZeRO, because these leave
 // the device.

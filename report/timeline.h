@@ -129,9 +129,9 @@ static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const 
 }
 
 // Draws a program of several stages on the terminal, and writes the trace to the file `trace` ("":
-// no file). A file that cannot be written is a warning.
-static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what,
-                                       const char *trace) {
+// no file). Returns 0, or the errno of a file that could not be written.
+static inline int schedule_show_times(const Program *p, ActionTime *const *times, const char *what,
+                                      const char *trace) {
     bool stages = false;
     for (int i = 0; i < p->rank[0].count; i++) {
         stages = stages || action_is_message(p->rank[0].actions[i].kind);
@@ -140,16 +140,12 @@ static inline void schedule_show_times(const Program *p, ActionTime *const *time
         printf("timeline   %s: ", what);
         schedule_timeline(stdout, p, times, 100);
     }
-    if (!*trace) { return; }
+    if (!*trace) { return 0; }
     FILE *f = fopen(trace, "w");
-    bool written = f != NULL;
-    if (f) {
-        schedule_trace(f, p, times);
-        written = !fclose(f);
-    }
-    if (!written) {
-        fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(errno));
-    }
+    if (!f) { return errno; }
+    schedule_trace(f, p, times);
+    const bool bad = ferror(f);
+    return fclose(f) ? errno : bad ? EIO : 0;
 }
 
 #endif

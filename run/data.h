@@ -191,7 +191,7 @@ static inline int tokenizer_copy_file(const char *path, const char *out, const c
     const FileIdentity from = file_identity(path), there = file_identity(to.at);
     if (file_same(&from, &there)) { return 0; }
     size_t bytes;
-    const void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
+    const void *map = map_file(path, "a tokenizer", TOKENIZER_HINT, 1, &bytes);
     FileWriter w;
     writer_open(&w, to.at);
     writer_add(&w, map, bytes);

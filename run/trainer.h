@@ -582,7 +582,7 @@ static inline void train_step(Run *r) {
         trainer_report_step(r, &report);
     }
     if (r->progress.step == r->profile.last) {
-        profile_report(&r->profile, r->comm, program, o->trace, &j->log);
+        r->save_failed |= !profile_report(&r->profile, r->comm, program, o->trace, &j->log);
     }
     j->spent.report_s += seconds_now() - start - report.seconds;
 }

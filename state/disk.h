@@ -191,7 +191,6 @@ static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes
         f->file = disk_new_file(folder);
         f->there = true;
     }
-    signal(SIGXFSZ, SIG_IGN); // a size limit of the shell is an error like others
     const int error = DISK_ALLOCATE(f->file, 0, bytes);
     if (error) {
         die(EXIT_RESOURCES,

@@ -49,7 +49,7 @@ ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive")
 ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 LIMIT = 240  # seconds for a run
 SHOWN = 160  # characters of a value
-PRINTS = {"--help", "--compat", "--dp-account", "--plan", "--dry-run"}
+PRINTS = {"--help", "--compat", "--dp-account", "--plan", "--dry-run", "--prompt"}
 # Keys of the log that hold measured times and rates, or follow from them.
 TIMED = {"step_ms", "idle", "peak_flops", "rates"}  # but not of a --cluster, which tells its rates
 MEASURED = {"ms", "of_step", "waiting_ms", "tokens_per_s", "mfu", "tflops", "joules", "energy_j"}

@@ -550,11 +550,11 @@ class Outputs(unittest.TestCase):
                 (flag, "cannot write", dict(out="out", **more, **{flag: path}))
                 for flag, more in kinds
                 for path in paths
-                if (flag, path) != ("export", "data")  # a model goes into a folder
+                if flag != "export" or path not in ("data", "data/new/")  # into a folder
             ),
             *(
                 ("export", "cannot write", dict(export=path))
-                for path in ("pipe", "/dev/null", "pipe.bin", "folder.bin")
+                for path in ("pipe", "pipe/", "/dev/null", "pipe.bin", "folder.bin", "nowhere/new/")
             ),
         )
 
@@ -571,6 +571,7 @@ class Outputs(unittest.TestCase):
             dict(log="/nowhere/log", dry_run=1),
             dict(log="data/model.bin", show_schedule=1, trace="schedule"),
             dict(export="data/model.2.bin"),
+            dict(export="data/folder//"),
         )
         for changes, job in zip(cases, at_once(lambda case: self.run_with(**case), cases)):
             self.assertEqual(job.returncode, EXIT_DONE, (changes, job.stderr))

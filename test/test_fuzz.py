@@ -387,7 +387,7 @@ class Tokenizer(File):
 
     @staticmethod
     def verdict(data):
-        if len(data) >= 1024 and data[:1] == b"{":
+        if data.lstrip(b" \t\r\n")[:1] == b"{":
             return TokenizerJson.json_verdict(data)
         if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2, 3):
             return REFUSED

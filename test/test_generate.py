@@ -15,6 +15,7 @@ Standard library and numpy; the tests run themselves in .venv's Python where thi
 
 import itertools
 import os
+import re
 import subprocess
 
 import harness
@@ -120,6 +121,9 @@ def continued(model, prompt, count, code=0, **changes):
     job = train(model=model.source, prompt=prompt, code=code, **flags)
     if code:
         return job.err
+    kinds = "parameters|activations|buffers|device"
+    memory = re.findall(rf"(?m)^  (?:{kinds}) +([0-9.]+) MiB +([0-9.]+) MiB$", job.err)
+    assert len(memory) == 4 and all(predicted == found for predicted, found in memory), job.err
     with open(job.out_path, "rb") as file:
         text = file.read()
     assert text.endswith(b"\n"), text
@@ -219,16 +223,17 @@ class Input(harness.TestCase):
         self.assertRegex(continued(small, "x", 4, code=EXIT_INPUT), r"tokenizer")
 
     def test_behind_a_training_command(self):
-        """Nothing is trained, validated or saved."""
-        model, out = Model("llama"), os.path.join(scratch(), "out")
-        more = dict(train=harness.TOKENS, steps=5, val_every=1, save_every=1, out=out)
+        """Nothing is trained, validated or written: its log and what it exported stay."""
+        model, folder = Model("llama"), scratch()
+        names = "out", "log", "export", "tensorboard", "trace"
+        more = {name: os.path.join(folder, name) for name in names}
+        more.update(train=harness.TOKENS, steps=5, val_every=1, save_every=1, profile_steps="1:2")
         job = train(model=model.source, prompt="x", sample_tokens=4, temperature=0, **more)
-        self.assertFalse(os.path.exists(out))
+        self.assertEqual(os.listdir(folder), [])
         with open(job.out_path, "rb") as file:
             found = list(file.read())
         self.assertEqual(found, [*model.greedy(b"x", 4, found[:-1]), ord("\n")])
         self.assertRegex(job.err, r"(?m)^texts +1 tokens read")
-        self.assertEqual(job.losses(), [])
 
 
 if __name__ == "__main__":

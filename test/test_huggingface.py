@@ -20,6 +20,7 @@ transformers runs in .venv-peers' Python (.venv-peers/bin/pip install torch tran
 import array
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -608,6 +609,15 @@ class Tokenizers(InFolder):
                 self.assertEqual(self.names(), names if file else [names[0], names[2]])
                 shutil.rmtree(out)
 
+    def test_beside_another_model(self):
+        """Files of an export before that this one does not replace are named."""
+        folder = self.export(f"{SMALL},vocab=256")
+        self.assertNotIn("stays", self.said.stderr)
+        self.export(f"{SMALL},vocab=64")
+        left = sorted(re.findall(r"(?m)^warning: (.*) stays as it is", self.said.stderr))
+        names = "generation_config.json", "tokenizer.json", "tokenizer_config.json"
+        self.assertEqual(left, [str(folder / name) for name in names])
+
     def test_of_checkpoints(self):
         """A model without data has the tokenizer with which its checkpoint was trained."""
         text, file = tokenizer_json([("t", "h")])
@@ -651,7 +661,7 @@ class Tokenizers(InFolder):
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         for name in ("full", "full.bin"):
             words = "--model", MODEL, *PLAIN, "--export", self.folder / name
-            how = dict(preexec_fn=limit, restore_signals=False, status=EXIT_RESOURCES)
+            how = dict(preexec_fn=limit, status=EXIT_RESOURCES)
             self.assertIn(f"cannot write {self.folder / name}: ", program(*words, **how).stderr)
         self.assertEqual([path for path in self.folder.rglob("*") if path.is_file()], [])
         precious = self.write("precious", "precious")

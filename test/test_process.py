@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """test_process.py: the program among other programs: how long its threads spin, and standard output
-that is full, closed, or no longer read.
+that is full, closed, or no longer read; files of a limited size.
 
     python3 test/test_process.py
 """
@@ -87,6 +87,12 @@ class Printing(harness.TestCase):
 
         at_once(check, PRINTS)
 
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_full_trace(self):
+        done = run(["--show-schedule", *SMALL, "--trace", "/dev/full"])
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stderr)
+        self.assertIn("cannot write --trace /dev/full: No space left on device", done.stderr)
+
     def test_prompts(self):
         with unread() as output:
             done = run(
@@ -95,6 +101,7 @@ class Printing(harness.TestCase):
             )
         self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
         self.assertRegex(done.stderr, r"texts +1 tokens read", "it stops after the first text")
+        self.assertEqual(done.stderr.count("new weights, which nothing has trained"), 1)
 
 
 class Training(harness.TestCase):
@@ -125,6 +132,20 @@ class Training(harness.TestCase):
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
     def test_full(self):
         self.check(EXIT_RESOURCES, "No space left on device", 'exec "$0" "$@" >/dev/full')
+
+    def test_limit_of_file_size(self):
+        """It is an error of each file, and the end of none but these."""
+        folder = scratch()
+        log, out, trace, hf = (os.path.join(folder, name) for name in ("log", "out", "trace", "hf"))
+        files = dict(log=log, out=out, save_every=10, trace=trace, profile_steps="1:10", export=hf)
+        done = run(command_line(files), shell='ulimit -f 4; exec "$0" "$@"')
+        self.assertEqual(done.returncode, EXIT_RESOURCES, done.stderr)
+        for what in (
+            f"checkpoint {out}/step_00000010 not saved", "cannot write the log",
+            f"cannot write --trace {trace}", f"cannot write {hf}",
+        ):
+            self.assertEqual(done.stderr.count(f"{what}: File too large"), 1, (what, done.stderr))
+        self.assertEqual((checkpoints(out), os.listdir(hf)), ([], []))
 
 
 class Spin(harness.TestCase):

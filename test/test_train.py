@@ -391,6 +391,21 @@ class Models(TestCase):
         job = train(model=out, steps=1, code=EXIT_INPUT, ranks=2)
         self.assertIn(f"--model {out}: none of its 4 checkpoints is valid", job.err)
 
+    def test_small_tokenizer(self):
+        """A tokenizer.json behind white space, shorter than the header of a tokenizer file."""
+        end = dict(id=3, content="</s>", special=True)
+        bytes_ = dict(type="ByteLevel", add_prefix_space=False, use_regex=True)
+        model = dict(type="BPE", vocab={"a": 0, "b": 1, "c": 2}, merges=[])
+        data = dict(added_tokens=[end], pre_tokenizer=bytes_, model=model)
+        text = b"\n " + json.dumps(data).encode()
+        out, path = os.path.join(scratch(), "out"), harness.put("small.json", text)
+        same = dict(model="layers=1,heads=1,channels=8,vocab=4", tokenizer=path)
+        data = dict(train=harness.shard([0, 1, 2, 3] * 40), val=None)
+        train(**same, **data, out=out, steps=1, save_every=1)
+        self.assertEqual(get(os.path.join(out, "tokenizer.json")), text)
+        said = train(**same, prompt="cab</s>", sample_tokens=5, top_k=1).out
+        self.assertRegex(said, r"\A[abc]{0,5}\n\Z")
+
     def test_tokenizer_of_a_checkpoint(self):
         """It is found by the checkpoint, wherever the run's folder or the data are by then."""
         folder = scratch()
@@ -976,6 +991,12 @@ class Resume(TestCase):
         command = re.search(r"(?m)^stopped at step 2\. To go on: (mpirun .*)$", again.out)[1]
         said = [*given, "--resume", "0", "--resume", "--steps", "3"]
         self.assertEqual(shlex.split(command)[4:], said, "it resumes already")
+
+    def test_stop_of_a_run_that_saves_nothing(self):
+        job = Job(2, steps=10**9)
+        job.wait_until(job.logged, "a step")
+        job.process.send_signal(signal.SIGUSR1)
+        self.assertRegex(job.done().out, r"(?m)^stopped at step \d+\. Nothing is saved: ")
 
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0

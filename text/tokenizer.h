@@ -161,6 +161,14 @@ static inline unsigned char *tokenizer_copy(Tokenizer *t, const char *path, cons
     return text;
 }
 
+// Is this a file of JSON: does an object begin behind white space?
+static inline bool tokenizer_is_json(const char *path) {
+    FILE *f = open_regular(path);
+    int c = f ? ' ' : EOF;
+    while (c != EOF && c && strchr(" \t\r\n", c)) { c = fgetc(f); }
+    if (f) { fclose(f); }
+    return c == '{';
+}
 // Reads a tokenizer.json. Returns its tokens as in a tokenizer file, and sets their size.
 static inline unsigned char *tokenizer_read_json(Tokenizer *t, const char *path, const char *end,
                                                  size_t *size) {
@@ -201,12 +209,16 @@ static inline Tokenizer tokenizer_open_ending(const char *path, int32_t vocab, c
     t.path = new_array(char, strlen(path) + 1, "the tokenizer");
     strcpy(t.path, path);
     size_t bytes, size;
-    void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
-    t.from_json = *(const char *)map == '{';
-    t.text = t.from_json ? tokenizer_read_json(&t, path, end, &size)
-                         : tokenizer_copy(&t, path, map, bytes, &size);
-    const int most = t.from_json ? TOKEN_BYTES_MAX : tokenizer_most(map);
-    unmap_file(map);
+    int most = TOKEN_BYTES_MAX;
+    t.from_json = tokenizer_is_json(path);
+    if (t.from_json) {
+        t.text = tokenizer_read_json(&t, path, end, &size);
+    } else {
+        void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
+        t.text = tokenizer_copy(&t, path, map, bytes, &size);
+        most = tokenizer_most(map);
+        unmap_file(map);
+    }
     if (t.eot >= vocab) {
         die(EXIT_INPUT, TOKENIZER_HINT,
             "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path,
