@@ -125,7 +125,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("run", top_k, "top-k", "", "0", 0, 1e9, "tokens",                                          \
       "generated text takes one of the K likeliest tokens; 0: of all")                             \
     NUM("run", top_p, "top-p", "", "1.0", 1e-9, 1, "",                                             \
-      "... and of these one of the fewest that have this probability together; 1: of all")         \
+      "generated text takes one of the fewest tokens, of the K likeliest, that have this "         \
+      "probability together; 1: of all")                                                           \
     INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
     INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints",                                     \
@@ -162,12 +163,13 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "cosine|linear|constant|wsd|wsd-linear",                                                     \
       "wsd: constant, then the last part decays by 1 - sqrt, or linearly")                         \
     NUM("optimizer", lr_last_part, "lr-last-part", "", "0.2", 1e-9, 1, "of the steps",             \
-      "in which wsd and wsd-linear decay to --final-lr-fraction")                                  \
+      "the part in which wsd and wsd-linear decay to --final-lr-fraction")                         \
     NUM("optimizer", lr_embedding, "lr-embedding", "", "1", 0, 1e6, "times --lr",                  \
       "learning rate of the embeddings, also where the head uses them")                            \
-    NUM("optimizer", lr_head, "lr-head", "", "1", 0, 1e6, "times --lr", "of a head of its own")    \
+    NUM("optimizer", lr_head, "lr-head", "", "1", 0, 1e6, "times --lr",                            \
+      "learning rate of the head, where it has a table of its own")                                \
     NUM("optimizer", lr_vectors, "lr-vectors", "", "1", 0, 1e6, "times --lr",                      \
-      "of biases and gains")                                                                       \
+      "learning rate of biases and gains")                                                         \
     INT("optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                                 \
       "linear warm-up; a shorter run ends within it")                                              \
     NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \

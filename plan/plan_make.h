@@ -203,12 +203,26 @@ static inline void check_experts(const Config *c, const GptModel *m) {
         with = o->moe_balance             ? "--moe-balance"
                : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
                : o->expert_parallel > 1   ? "--expert-parallel"
+               : o->moe_buffer > 0        ? "--moe-buffer"
                                           : NULL;
         if (!with) { return; }
         die(EXIT_INPUT, "give --model a key such as experts=8, or leave the flag out",
             "%s: the model has no experts", with);
     }
     if (with) { die(EXIT_INPUT, "leave it out", "experts are not done with %s", with); }
+}
+// Refuses a learning rate of tensors that the model lacks, by name.
+static inline void check_rates(const Options *o, const GptModel *m) {
+    bool has[RATE_KINDS] = {false};
+    for (int t = 0; t < m->arch->tensor_count; t++) {
+        if (m->tensor_elements[t]) { has[tensor_rate(&m->arch->tensors[t])] = true; }
+    }
+    const char *lacks = o->lr_head != 1 && !has[RATE_HEAD]
+                            ? "--lr-head: the model's head uses the embedding's table"
+                        : o->lr_vectors != 1 && !has[RATE_VECTORS]
+                            ? "--lr-vectors: the model has no biases or gains"
+                            : NULL;
+    if (lacks) { die(EXIT_INPUT, "leave the flag out", "%s", lacks); }
 }
 // Does another rank exchange as many rows of blocks when this one does, from action `from` on?
 static inline bool plan_exchanges_alike(const Schedule *mine, int from, const Schedule *other) {
@@ -324,6 +338,7 @@ static inline Plan *plan_make(const Config *config, const Machine *machine, cons
     p->model.expert_rank = place % (int)gpt_expert_ranks(&p->model.config);
     p->dtype = spec->dtype;
     check_experts(config, &p->model);
+    check_rates(&config->options, &p->model);
     plan_micro_batches(p);
     plan_clipping(p);
     plan_states(p);

@@ -332,7 +332,7 @@ class Drawn:
     # other tests have.
     NOT_PAIRED = (
         "cluster dp_account dp_accountant dp_neighbours dry_run fit hellaswag json keep out plan "
-        "profile profile_steps prompt resume save_every steps trace val_every "
+        "profile profile_steps prompt resume save_every show_schedule steps trace val_every "
         "beta1 beta2 cyclic_stages dp_clip dp_delta dp_epsilon dp_key dp_show_private "
         "dp_windows_per_document eps grad_clip lr_last_part muon_lr muon_momentum "
         "muon_momentum_warmup muon_steps muon_weight_decay zero_gradient_bits "
