@@ -926,6 +926,11 @@ static void test_help_of_every_topic(void **state) {
             assert_non_null(strstr(text, one));
             assert_non_null(strstr(one, is_number(spec) ? " from " : "["));
             assert_non_null(strstr(one, "default "));
+            if (*spec->letter) {
+                char *same = help_of(line_of("-%s", spec->letter));
+                assert_non_null(strstr(one, same)); // model is a topic, too
+                free(same);
+            }
             free(one);
         }
         if (topic->picture) {
@@ -1011,7 +1016,7 @@ static void test_help_is_found_anywhere(void **state) {
                  {"-h all", "all"},
                  {"--help=man", "man"},
                  {"--help --lr 3", "lr"},
-                 {"--help -l 3", ""}};
+                 {"--help -l 3", "-l"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);
