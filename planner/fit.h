@@ -239,8 +239,7 @@ static inline bool fit_holds_states(const Fit *f, const FitWay *w) {
     const double ranks = f->machine.ranks->n, divided = (double)w->expert_parallel,
                  experts = (double)(m.class_elements[STORAGE_EXPERTS] * m.blocks),
                  others = (double)m.parameters - divided * experts;
-    return others * fit_kept_bytes(f, w, ranks) +
-               experts * fit_kept_bytes(f, w, ranks / divided) <=
+    return others * fit_kept_bytes(f, w, ranks) + experts * fit_kept_bytes(f, w, ranks / divided) <=
            f->memory;
 }
 // Tries what makes a way fit, least first.
@@ -249,9 +248,8 @@ static inline void fit_try_memory(Fit *f, FitWay w) {
     for (w.recompute = RECOMPUTE_NONE; w.recompute <= RECOMPUTE_BLOCK; w.recompute++) {
         if (!fit_allows(f, OPTION_INDEX_recompute, o->recompute, w.recompute)) { continue; }
         for (w.offload = OFFLOAD_NONE; w.offload <= OFFLOAD_ALL; w.offload++) {
-            const bool allowed = fit_pins_offload(f)
-                                     ? o->offload == w.offload
-                                     : w.offload == OFFLOAD_NONE || f->offloads;
+            const bool allowed = fit_pins_offload(f) ? o->offload == w.offload
+                                                     : w.offload == OFFLOAD_NONE || f->offloads;
             const bool fits = allowed && fit_holds_states(f, &w) && fit_try(f, &w);
             if (fits && w.offload == OFFLOAD_NONE) { return; }
         }
