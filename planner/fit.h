@@ -407,9 +407,8 @@ static inline void fit_add_micro_batch(FitPipelines *l, StagePlan *q, FitWay w) 
 static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
     const Fit *f = l->fit;
     const Options *o = &f->config->options;
-    FitWay w = {.partition = 1,
-                .offload = fit_pins_offload(f) ? o->offload : OFFLOAD_NONE,
-                .expert_parallel = f->degree[l->degree]};
+    FitWay w = {.partition = 1, .offload = OFFLOAD_NONE, .expert_parallel = f->degree[l->degree]};
+    if (fit_pins_offload(f)) { w.offload = o->offload; }
     size_t n = 0;
     for (int s = 0; s < q.stages; s++) {
         n += snprintf(w.pipeline + n, n < FIT_TEXT ? FIT_TEXT - n : 0, "%s%d:%d", s ? "," : "",
