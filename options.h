@@ -125,7 +125,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     INT("run", top_k, "top-k", "", "0", 0, 1e9, "tokens",                                          \
       "generated text takes one of the K likeliest tokens; 0: of all")                             \
     NUM("run", top_p, "top-p", "", "1.0", 1e-9, 1, "",                                             \
-      "... and of these one of the fewest that have this probability together; 1: of all")         \
+      "generated text takes one of the fewest tokens, of the K likeliest, that have this "         \
+      "probability together; 1: of all")                                                           \
     INT("run", save_every, "save-every", "n", "0", 0, 1e12, "steps",                               \
       "checkpoint every N steps and at the end; 0: only when stopped")                             \
     INT("run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints",                                     \
@@ -162,12 +163,13 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "cosine|linear|constant|wsd|wsd-linear",                                                     \
       "wsd: constant, then the last part decays by 1 - sqrt, or linearly")                         \
     NUM("optimizer", lr_last_part, "lr-last-part", "", "0.2", 1e-9, 1, "of the steps",             \
-      "in which wsd and wsd-linear decay to --final-lr-fraction")                                  \
+      "the part in which wsd and wsd-linear decay to --final-lr-fraction")                         \
     NUM("optimizer", lr_embedding, "lr-embedding", "", "1", 0, 1e6, "times --lr",                  \
       "learning rate of the embeddings, also where the head uses them")                            \
-    NUM("optimizer", lr_head, "lr-head", "", "1", 0, 1e6, "times --lr", "of a head of its own")    \
+    NUM("optimizer", lr_head, "lr-head", "", "1", 0, 1e6, "times --lr",                            \
+      "learning rate of the head, where it has a table of its own")                                \
     NUM("optimizer", lr_vectors, "lr-vectors", "", "1", 0, 1e6, "times --lr",                      \
-      "of biases and gains")                                                                       \
+      "learning rate of biases and gains")                                                         \
     INT("optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps",                                 \
       "linear warm-up; a shorter run ends within it")                                              \
     NUM("optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "",                 \
@@ -181,7 +183,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     NUM("optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma",                       \
       "skip an update whose loss is an outlier by more; 0: off")                                   \
     NUM("optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma",                       \
-      "the same for the gradient norm; 0: off")                                                    \
+      "skip an update whose gradient norm is an outlier by more; 0: off")                          \
     PICK("precision", dtype, "dtype", "", DEFAULT_DTYPE, "fp32|bf16",                              \
       "of parameters, activations and messages, and of products where the CPU has such")           \
     PICK("precision", reduce_dtype, "reduce-dtype", "", "fp32", "fp32|bf16",                       \
@@ -195,8 +197,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "its first suggestion, so that another run gives the same bits. A resumed run keeps the "    \
       "choices of its checkpoint, with 0 too")                                                     \
     PICK("precision", offload, "offload", "", "auto", "auto|none|optimizer|params|all",            \
-      "what lies on the host: the optimizer's states, and blocks' parameters, and their "          \
-      "activations; none; or, with --device-memory, that do not fit the device")                   \
+      "what lies on the host. optimizer: its states; params: blocks' parameters, too; all: "       \
+      "their activations, too; none: nothing; auto: what --device-memory requires")                \
     PICK("precision", offload_update, "offload-update", "", "auto", "host|device|auto",            \
       "who updates what lies on the host; auto: who is faster here")                               \
     FLAG("precision", offload_delay, "offload-delay", "", "0",                                     \
@@ -214,8 +216,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     FLAG("ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0",                        \
       "qwZ: gathers carry INT8 (stage 3)")                                                         \
     INT("ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks",      \
-      "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward "       \
-      "pass (stage 3); 1: off")                                                                    \
+      "hpZ: number of ranks, those of a node, that share one secondary copy of the parameters, "   \
+      "for the backward pass (stage 3); 1: off")                                                   \
     FLAG("ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0",                    \
       "qgZ: gradients are reduced by two exchanges of INT4 or INT8")                               \
     POWER("ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK,              \
@@ -256,8 +258,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones "       \
       "take the rest")                                                                             \
     PICK("cyclic", cyclic_clip, "cyclic-clip", "", "none", "none|storage",                         \
-      "of v2, whose last stage is updated before the first one has a gradient; storage: the "      \
-      "gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)")       \
+      "of v2, whose last stage is updated before the first one has a gradient. storage: clips "    \
+      "the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)")   \
     TEXT("pseudo", share, "share", "", "none", "none|all|N|AxB",                                   \
       "blocks that share one storage: all, N that follow each other, or A distinct blocks "        \
       "repeated B times")                                                                          \
@@ -267,18 +269,20 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
       "after so many steps each block gets a copy of what it shared, and trains on with it; 0: "   \
       "never")                                                                                     \
     FLAG("pseudo", delink, "delink", "", "0",                                                      \
-      "begin so with --model FOLDER, a checkpoint whose blocks share")                             \
+      "give each block its copy at the start, with --model FOLDER, a checkpoint whose blocks "     \
+      "share")                                                                                     \
     PICK("pseudo", delink_moments, "delink-moments", "", "mean", "mean|reset",                     \
-      "what copies begin with: the moments of the mean gradient; none")                            \
+      "what copies begin with. mean: the moments of the mean gradient; reset: none")               \
     INT("pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps",                       \
       "the learning rate rises again from 0 after the switch")                                     \
     PICK("experts", moe_balance, "moe-balance", "", "none", "none|bias|aux",                       \
       "how tokens are spread over experts: bias changes the choice alone, after each step; aux "   \
       "adds Switch's loss, over the tokens of the whole step")                                     \
     NUM("experts", moe_aux_coefficient, "moe-aux-coefficient", "", "0.01", 0, 1e6, "",             \
-      "times Switch's loss of each layer (with --moe-balance aux)")                                \
+      "factor of Switch's loss of each layer (with --moe-balance aux)")                            \
     NUM("experts", moe_z_coefficient, "moe-z-coefficient", "", "0", 0, 1e6, "",                    \
-      "times the mean square of the log of the sum of e^logit of each layer's router; 0: off")     \
+      "factor of the mean square of the log of the sum of e^logit of each layer's router; 0: "     \
+      "off")                                                                                       \
     INT("experts", expert_parallel, "expert-parallel", "", "1", 1, 1e6, "ranks",                   \
       "that a layer's experts are divided over")                                                   \
     NUM("experts", moe_buffer, "moe-buffer", "", "0", 0, 1e6, "mean loads",                        \
@@ -310,11 +314,11 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE }; // --dp-neighbours
     PICK("privacy", dp_accountant, "dp-accountant", "", "prv", "rdp|prv",                          \
       "prv: an interval around the exact value; rdp: the older upper bound")                       \
     SECRET("privacy", dp_key, "dp-key", "", "", "64 hex digits",                                   \
-      "secret of noise and sampling, for tests only: who knows it knows the noise; empty: from "   \
-      "the operating system, kept in OUT/dp_key")                                                  \
+      "secret of noise and sampling, for tests only: anyone who has it can remove the noise; "     \
+      "empty: from the operating system, kept in OUT/dp_key")                                      \
     FLAG("privacy", dp_show_private, "dp-show-private", "", "0",                                   \
-      "print and log losses, norms and samples of private steps: epsilon does not hold for who "   \
-      "sees them")                                                                                 \
+      "print and log losses, norms and samples of private steps: epsilon does not hold for "       \
+      "anyone who sees them")                                                                      \
     TEXT("privacy", dp_account, "dp-account", "", "", "q=,sigma=,steps=,delta=",                   \
       "print epsilon of so many private steps, and stop")                                          \
     NUM("cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds",                              \

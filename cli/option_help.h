@@ -277,20 +277,23 @@ static inline void help_completion(FILE *to) {
 // -------------------------------------------------------------------------------------------------
 // What is asked for
 
-// Returns what follows --help or -h, "" if nothing does; NULL if the command line has neither.
+// Returns what follows --help or -h, of a flag the name or the letter with its dash; "" if nothing
+// does; NULL if the command line has neither.
 static inline const char *options_ask_help(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "--help=", 7)) { return argv[i] + 7; }
         if (strcmp(argv[i], "--help") && strcmp(argv[i], "-h")) { continue; }
         const char *next = i + 1 < argc ? argv[i + 1] : "";
-        return !strncmp(next, "--", 2) ? next + 2 : *next == '-' ? "" : next;
+        return !strncmp(next, "--", 2) ? next + 2 : next;
     }
     return NULL;
 }
 static inline void help_flag_or_refuse(FILE *to, const char *name) {
     for (int i = 0; i < OPTION_COUNT; i++) {
-        if (!strcmp(option_specs[i].name, name)) {
-            help_flag(to, &option_specs[i]);
+        const OptionSpec *spec = &option_specs[i];
+        const bool short_form = *name == '-' && *spec->letter && !strcmp(spec->letter, name + 1);
+        if (short_form || !strcmp(spec->name, name)) {
+            help_flag(to, spec);
             return;
         }
     }

@@ -246,7 +246,7 @@ static inline void needs_add(Needs *needs, const Prediction *p) {
 static inline void check_budgets(const Options *o, const Needs *needs, Comm *comm) {
     const double device = most_of_ranks(comm, needs->device),
                  host = most_of_ranks(comm, needs->host);
-    const bool bare = option_size("device-memory", o->device_memory) < 0x1p20;
+    const bool bare = *o->device_memory && !strpbrk(o->device_memory, "KMGTkmgt");
     char hint[240];
     snprintf(hint, sizeof hint, "%s%sthe smallest that fits is --device-memory %.0f%s",
              bare ? o->device_memory : "", bare ? " is a number of bytes, 24G has a unit; " : "",

@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 #include "comm/comm.h"
+#include "comm/group.h"
 #include "comm/records.h"
 #include "executor/activations.h"
 #include "model/gpt.h"
@@ -66,6 +67,23 @@ static inline void plan_again(Plan **plan, const Config *c, const ModelSpec *spe
     *plan = plan_make(c, machine, spec);
 }
 
+// Chooses for the ranks of the other stages, where these are only predicted (--cluster, --fit).
+static inline void choose_offload_of_stages(Config *c, const Plan *p, double budget) {
+    StageStores stages = stage_stores_make(p);
+    for (int i = 0; i < stages.stages; i++) {
+        const Stage *stage = &p->pipeline.placement.stage[i];
+        if (stage == p->stage) { continue; }
+        const Plan other = plan_of_stage(p, stage, &stages.stores[i]);
+        const OffloadScope scope = offload_scope(&other);
+        const double excess = plan_stage_bytes(p, stage, &stages.stores[i]) - budget;
+        if (c->options.offload >= OFFLOAD_OPTIMIZER) {
+            offload_all(offload_tier(&c->offload, &scope, false));
+            offload_keep_gradients(&c->offload, &other.store);
+        }
+        offload_until(offload_tier(&c->offload, &scope, false), excess);
+    }
+    stage_stores_free(&stages);
+}
 // Chooses which states are offloaded to the host, given a plan with all states on the device. All
 // ranks call it. comm NULL: a rank plans alone.
 static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
@@ -73,7 +91,8 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     const size_t n = p->model.storages;
     size_t memory[MEMORY_KINDS];
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
-    const double excess = memory_device(memory) - option_size("device-memory", o->device_memory);
+    const double budget = option_size("device-memory", o->device_memory),
+                 excess = memory_device(memory) - budget;
     const OffloadScope scope = offload_scope(p);
     c->offload.host = new_array(unsigned char, n, "offload");
     c->offload.disk = NULL;
@@ -88,6 +107,7 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     do {
         offload_until(offload_tier(&c->offload, &scope, false), excess);
     } while (offload_agree(c->offload.host, comm, p->model.storages));
+    if (p->machine->cluster.nodes) { choose_offload_of_stages(c, p, budget); }
 }
 // Returns the bytes by which host memory would exceed its budget with nothing on disk. SLACK allows
 // for what the process still allocates before its memory is checked (check_budgets).

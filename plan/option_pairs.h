@@ -33,6 +33,13 @@
     X("json", "dry-run", o->json && !o->dry_run && !o->plan && !*o->dp_account,                    \
       "only this, --plan and --dp-account print an object; training writes JSON lines to --log "   \
       "FILE")                                                                                      \
+    X("json", "show-schedule", o->json && o->show_schedule,                                        \
+      "a list of actions is text: leave --json out")                                               \
+    X("dp-account", "dry-run",                                                                     \
+      *o->dp_account && (o->dry_run || o->plan || o->show_schedule || o->fit),                     \
+      "(or --plan, --show-schedule, --fit) it prints and stops: give it alone")                    \
+    X("show-schedule", "plan", o->show_schedule && (o->plan || o->fit),                            \
+      "(or --fit) a search prints flags: give these with --show-schedule")                         \
     X("prompt", "dry-run", GIVEN(prompt) && options_only_prints(o),                                \
       "(or another flag that prints and stops) both print and stop: give one")                     \
     X("prompt", "fit", GIVEN(prompt) && o->fit,                                                    \

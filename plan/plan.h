@@ -224,15 +224,21 @@ static inline void predict_memory(const Plan *p, int64_t rows, bool recompute,
     store_predict(&p->store, memory);
     memory[MEMORY_BUFFERS] += p->machine->taken[MEMORY_BUFFERS];
 }
-// Returns the device memory that a rank of another stage takes. store: of that stage.
-static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const StatePlan *store) {
+// Returns the plan as a rank of another stage sees it: its states, units and micro-batches in
+// flight. store: of that stage. It is freed with p.
+static inline Plan plan_of_stage(const Plan *p, const Stage *stage, const StatePlan *store) {
     const int rank = stage->ranks[0];
-    size_t memory[MEMORY_KINDS];
     Plan other = *p;
     other.store = *store;
     other.shape.units = placement_units_of_rank(&p->pipeline.placement, rank);
     other.shape.limits = limits_of_both(p->program.limits[program_rank(&p->program, rank)],
                                         p->evaluation.limits[program_rank(&p->evaluation, rank)]);
+    return other;
+}
+// Returns the device memory that a rank of another stage takes. store: of that stage.
+static inline double plan_stage_bytes(const Plan *p, const Stage *stage, const StatePlan *store) {
+    size_t memory[MEMORY_KINDS];
+    const Plan other = plan_of_stage(p, stage, store);
     predict_memory(&other, ceil_div(p->pipeline.micro_rows, stage->replicas), p->shape.recompute,
                    memory);
     return (double)memory_device(memory);

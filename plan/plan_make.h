@@ -203,6 +203,7 @@ static inline void check_experts(const Config *c, const GptModel *m) {
         with = o->moe_balance             ? "--moe-balance"
                : o->moe_z_coefficient > 0 ? "--moe-z-coefficient"
                : o->expert_parallel > 1   ? "--expert-parallel"
+               : o->moe_buffer > 0        ? "--moe-buffer"
                                           : NULL;
         if (!with) { return; }
         die(EXIT_INPUT, "give --model a key such as experts=8, or leave the flag out",

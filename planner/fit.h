@@ -8,9 +8,10 @@
 //            with experts on 1 rank, 2 ... A flag that is given stays as it is, and the samples of
 //            a step do.
 // Left out   Recomputation and offloading, where they are not needed: both only add to what a step
-//            does. In pipelines: offloading; higher ZeRO stages where a lower one fits, since they
-//            send more; plans whose computing alone takes longer than the ten best. Where pipelines
-//            are many and large, those with the largest bounds (plan_bound), after FIT_ACTIONS.
+//            does. In pipelines: offloading that is not given; higher ZeRO stages where a lower one
+//            fits, since they send more; plans whose computing alone takes longer than the ten
+//            best. Where pipelines are many and large, those with the largest bounds (plan_bound),
+//            after FIT_ACTIONS.
 #ifndef FIT_H
 #define FIT_H
 
@@ -213,6 +214,10 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
 // One stage
 
 static inline bool fit_pinned(const Fit *f, int index) { return f->config->given.at[index]; }
+// Is a place for states given? (auto leaves it to the search.)
+static inline bool fit_pins_offload(const Fit *f) {
+    return fit_pinned(f, OPTION_INDEX_offload) && f->config->options.offload != OFFLOAD_AUTO;
+}
 // May a flag have this value? asked: its value now.
 static inline bool fit_allows(const Fit *f, int index, int64_t asked, int64_t value) {
     return !fit_pinned(f, index) || asked == value;
@@ -234,9 +239,8 @@ static inline bool fit_holds_states(const Fit *f, const FitWay *w) {
     const double ranks = f->machine.ranks->n, divided = (double)w->expert_parallel,
                  experts = (double)(m.class_elements[STORAGE_EXPERTS] * m.blocks),
                  others = (double)m.parameters - divided * experts;
-    return w->offload == OFFLOAD_AUTO ||
-           others * fit_kept_bytes(f, w, ranks) + experts * fit_kept_bytes(f, w, ranks / divided) <=
-               f->memory;
+    return others * fit_kept_bytes(f, w, ranks) + experts * fit_kept_bytes(f, w, ranks / divided) <=
+           f->memory;
 }
 // Tries what makes a way fit, least first.
 static inline void fit_try_memory(Fit *f, FitWay w) {
@@ -244,9 +248,8 @@ static inline void fit_try_memory(Fit *f, FitWay w) {
     for (w.recompute = RECOMPUTE_NONE; w.recompute <= RECOMPUTE_BLOCK; w.recompute++) {
         if (!fit_allows(f, OPTION_INDEX_recompute, o->recompute, w.recompute)) { continue; }
         for (w.offload = OFFLOAD_NONE; w.offload <= OFFLOAD_ALL; w.offload++) {
-            const bool allowed = fit_pinned(f, OPTION_INDEX_offload)
-                                     ? o->offload == w.offload
-                                     : w.offload == OFFLOAD_NONE || f->offloads;
+            const bool allowed = fit_pins_offload(f) ? o->offload == w.offload
+                                                     : w.offload == OFFLOAD_NONE || f->offloads;
             const bool fits = allowed && fit_holds_states(f, &w) && fit_try(f, &w);
             if (fits && w.offload == OFFLOAD_NONE) { return; }
         }
@@ -268,12 +271,15 @@ static inline bool fit_try_micro_batches(Fit *f, FitWay w, const void *unused) {
     }
     return false;
 }
-// May a way have this ZeRO stage and these parts of ZeRO++?
+// May a way have this ZeRO stage and these parts of ZeRO++? A partition is searched between nodes
+// alone.
 static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
     const Options *o = &f->config->options;
     const Cluster *c = &f->machine.cluster;
     const bool staged = strcmp(w->pipeline, "1") != 0,
-               apart = c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
+               apart = fit_pinned(f, OPTION_INDEX_zero_hpz_partition_size)
+                           ? !staged || options_gives_stages(o)
+                           : c->nodes > 1 && c->ranks > 1 && cluster_is_even(c) && !staged;
     const bool plain = !w->quantized_weights && !w->quantized_gradients && w->partition == 1;
     return (plain || !f->spec->model.config.experts) && // plan_make.h: check_experts()
            (w->zero == 3 || (!w->quantized_weights && w->partition == 1)) &&
@@ -286,17 +292,24 @@ static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
                       w->quantized_gradients);
 }
 // Calls `act` for each ZeRO stage, and each part of ZeRO++ that a way can have. context: of `act`.
-// If `first`, higher stages follow only until `act` returns true.
+// One rank has use for none, but has what is given. If `first`, higher stages follow only until
+// `act` returns true.
 typedef bool (*FitAct)(Fit *f, FitWay w, const void *context);
 static inline void fit_each_zero(Fit *f, FitWay w, bool first, FitAct act, const void *context) {
-    const bool many = f->machine.ranks->n > 1;
-    for (int quantized = 0; quantized <= (many ? 1 : 0); quantized++) {
+    const Options *o = &f->config->options;
+    const bool many = f->machine.ranks->n > 1,
+               quantizes = many || fit_pinned(f, OPTION_INDEX_zero_quantized_gradients);
+    const int last = many || fit_pinned(f, OPTION_INDEX_zero) ? 3 : 0;
+    const int64_t partition = fit_pinned(f, OPTION_INDEX_zero_hpz_partition_size)
+                                  ? o->zero_hpz_partition_size
+                                  : f->machine.cluster.ranks;
+    for (int quantized = 0; quantized <= quantizes; quantized++) {
         bool done = false;
-        for (w.zero = 0; w.zero <= (many ? 3 : 0) && !(first && done); w.zero++) {
+        for (w.zero = 0; w.zero <= last && !(first && done); w.zero++) {
             for (int part = 0; part < 4; part++) {
                 w.quantized_gradients = quantized;
                 w.quantized_weights = part & 1;
-                w.partition = part & 2 ? f->machine.cluster.ranks : 1;
+                w.partition = part & 2 ? partition : 1;
                 if ((part & 2) && w.partition == 1) { continue; }
                 if (fit_allows_zero(f, &w)) { done |= act(f, w, context); }
             }
@@ -395,6 +408,7 @@ static inline void fit_add_settings(FitPipelines *l, StagePlan q) {
     const Fit *f = l->fit;
     const Options *o = &f->config->options;
     FitWay w = {.partition = 1, .offload = OFFLOAD_NONE, .expert_parallel = f->degree[l->degree]};
+    if (fit_pins_offload(f)) { w.offload = o->offload; }
     size_t n = 0;
     for (int s = 0; s < q.stages; s++) {
         n += snprintf(w.pipeline + n, n < FIT_TEXT ? FIT_TEXT - n : 0, "%s%d:%d", s ? "," : "",
@@ -481,7 +495,8 @@ static inline int64_t fit_actions(const Fit *f, const FitWay *w) {
 }
 static inline bool fit_try_pipeline(Fit *f, FitWay w, const void *pipeline) {
     const double *needed = ((const FitPipeline *)pipeline)->needed, about = 0.95;
-    return f->actions < FIT_ACTIONS && about * needed[w.zero] <= f->memory && fit_try(f, &w);
+    const bool small = w.offload != OFFLOAD_NONE || about * needed[w.zero] <= f->memory;
+    return f->actions < FIT_ACTIONS && small && fit_try(f, &w);
 }
 // Returns the times of units with those in which a sample waits for rows of experts.
 static inline UnitTimes fit_times(const Fit *f, const FitWay *w, UnitTimes times) {
@@ -684,11 +699,11 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
     comm_broadcast(comm, &f.found, sizeof f.found, 0);
     if (!f.found) {
         die(EXIT_RESOURCES, "give more ranks, a smaller model, --seq-len or --batch-tokens",
-            "%s: no way to run fits into %.1f GiB of a rank",
+            "%s: no way to run fits into %s of a rank",
             o->fit    ? "--fit"
             : o->plan ? "--plan"
                       : "--pipeline auto",
-            gibibytes(f.memory));
+            readable_bytes(f.memory).at);
     }
     comm_broadcast(comm, &f.best[0].way, sizeof chosen, 0);
     if (comm->rank == 0) { print(&f); }

@@ -764,7 +764,8 @@ static inline void print_rate_rise(const Options *o, const Progress *p, int64_t 
     const double before = p->lr, next = learning_rate(o, p->step, steps);
     const bool muon = !strcmp(optimizers[o->optimizer].name, "muon"), warm = o->warmup > p->step;
     // a warm-up that goes on also rises, but from the same rate
-    if (p->step >= steps || !(learning_rate(o, p->step - 1, steps) > 1.01 * before)) { return; }
+    const double lower = fmin(next, learning_rate(o, p->step - 1, steps));
+    if (p->step >= steps || !(lower > 1.01 * before)) { return; }
     const Text of_muon = text_of(" --muon-lr %.3g", o->muon_lr * before / o->lr);
     const Text ends = text_of(": its schedule now ends at step %" PRId64, steps);
     printf("note: the learning rate goes back up, from %.3g at step %" PRId64 " to %.3g%s. To stay "

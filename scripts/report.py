@@ -43,6 +43,7 @@ CELLS = 3000  # of a timeline
 MARKERS = 60  # validations of a run that are drawn with one each
 LARGEST_PAGE = 8e6  # bytes
 SAMPLES = 20  # texts of a run
+LAST = 50  # steps whose mean loss runs are compared by
 HUES = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 LINKS = {"intra": "inside a node", "inter": "between nodes"}
 WAYS = {"steps": "step", "tokens": "tokens", "time": "time"}  # of run_log.AXES
@@ -142,6 +143,8 @@ def way_of(flags):
     ):
         if str(flags.get(flag, off)) not in (off, "auto"):
             ways.append(f"{name} {plain(flags[flag])}")
+            if flag == "share" and number(flags, "delink-at"):
+                ways[-1] += f" until step {flags['delink-at']:g}"
     return ", ".join(ways)
 
 
@@ -549,7 +552,7 @@ def command_of(run):
 def add_command(page):
     page.heading("Command")
     page.each(lambda run: page.add(f"<pre>{escape(command_of(run))}</pre>"))
-    page.note("From the folder in which the run was started; with --resume 1 it goes on instead.")
+    page.note("To be given in the folder in which the run was started. --resume 1 goes on with it.")
     page.add("<details><summary>All flags</summary>")
     page.each(lambda run: page.table([[f"--{key}", value] for key, value in flags_of(run).items()]))
     page.add("</details>")
@@ -559,8 +562,8 @@ def results(run):
     """Name -> text, of what came out."""
     found = {"steps": count(run.step)}
     if run.train and not run.hides:
-        last = [run.train[step] for step in sorted(run.train)[-50:]]
-        found[f"training loss, mean of the last {len(last)}"] = f"{sum(last) / len(last):.4f}"
+        last = [run.train[step] for step in sorted(run.train)[-LAST:]]
+        found[f"training loss, mean of the last {LAST} or all"] = f"{sum(last) / len(last):.4f}"
     if run.val:
         found["last validation loss"] = f"{run.val[max(run.val)]:.4f}"
         found["lowest validation loss"] = f"{min(run.val.values()):.4f}"

@@ -422,6 +422,9 @@ REFUSED_FLAGS = """
 --keep 3
 --hellaswag file --val-every 0
 --json
+--json --dry-run --show-schedule
+--dp-account x --plan
+--show-schedule --plan
 --cluster 1x1
 --plan --dry-run --profile x --cluster 1x1
 --plan --profile x

@@ -343,13 +343,14 @@ class Parsed(unittest.TestCase):
 
 # --------------------------------------------------------------------------------------------------
 class Shown(unittest.TestCase):
-    """Forecasts with --cluster depend on nothing here, but for what MPI takes of the host."""
+    """Forecasts with --cluster depend on nothing here, but for what MPI takes of the host. Lists of
+    actions depend on nothing."""
 
-    SHOWN = re.compile(r" +(?!host )\S.* MiB")
+    SHOWN = re.compile(r" +(?!host )\S")
 
     @staticmethod
     def forecasts():
-        """(where, command, the lines in MiB that are shown below it)."""
+        """(where, command, the lines that are shown below it, without the host's)."""
         for name in DOCUMENTS:
             if name.startswith(HISTORY):
                 continue
@@ -357,23 +358,52 @@ class Shown(unittest.TestCase):
             for number, command in blocks([line * line.startswith("    ") for line in lines]):
                 if not {"--dry-run", "--cluster"} <= set(command.split()):
                     continue
+                while lines[number - 1].endswith("\\"):
+                    number += 1
                 below = itertools.takewhile(
                     lambda line: not line or line.startswith("    "), lines[number:]
                 )
                 yield f"{name}:{number}", command, [x for x in below if Shown.SHOWN.match(x)]
 
-    def test_memory(self):
+    @staticmethod
+    def columns(shown):
+        """(words behind the command, lines in MiB) for each value of a flag, where the first line
+        is a flag with its values; else all lines."""
+        flag, *values = shown[0].split()
+        if not flag.startswith("--"):
+            yield [], shown
+            return
+        rows = [line.split() for line in shown[1:]]
+        for i, value in enumerate(values, 1):
+            yield [flag, value], [f"{row[0]} {row[i]} MiB" for row in rows]
+
+    @staticmethod
+    def printed(command, more):
+        """The lines, with single spaces."""
+        words = [BINARY if is_trainer(word) else word for word in words_of(command)]
+        text = subprocess.run(words + more, capture_output=True, text=True, env=ENVIRONMENT).stdout
+        return [" ".join(line.split()) for line in text.split("\n")]
+
+    def test_forecasts(self):
         seen = 0
         for where, command, shown in self.forecasts():
-            if not shown:
-                continue
-            words = [BINARY if is_trainer(word) else word for word in words_of(command)]
-            printed = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT).stdout
-            printed = {" ".join(line.split()) for line in printed.split("\n")}
-            for line in shown:
-                seen += 1
-                self.assertIn(" ".join(line.split()), printed, f"{where}: {command}")
-        self.assertGreater(seen, 15)
+            for more, lines in self.columns(shown) if shown else ():
+                printed = self.printed(command, more)
+                for line in lines:
+                    seen += 1
+                    self.assertIn(" ".join(line.split()), printed, f"{where}: {command} {more}")
+        self.assertGreater(seen, 40)
+
+    def test_actions(self):
+        """docs/step.md shows actions of rank 0, and behind some of them their stop."""
+        page = (ROOT / "docs/step.md").read_text()
+        command = next(command for _, command in of_document(page))
+        printed = self.printed(command, [])
+        printed = printed[: printed.index("rank 1: 57 actions")]
+        shown = [" ".join(line.split()) for line in re.findall(r"(?m)^ +\d+ [A-Z].*", page)]
+        self.assertGreater(len(shown), 8)
+        for line in shown:
+            self.assertTrue({line, re.sub(r"( stop)? \d+$", "", line)} & set(printed), line)
 
 
 # --------------------------------------------------------------------------------------------------

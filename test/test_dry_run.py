@@ -17,7 +17,8 @@ import sys
 import unittest
 
 import harness
-from harness import (EXIT_INPUT, EXIT_RESOURCES, NORM_CHUNK, ROOT, at_once, output_of, scratch)
+from harness import (EXIT_INPUT, EXIT_RESOURCES, NORM_CHUNK, ROOT, at_once, output_of, scratch,
+                     shard)
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import published_runs  # noqa: E402
@@ -51,6 +52,24 @@ def predict(*words, cluster=MANY, ranks=1):
 def predict_all(lines, cluster=MANY):
     """What is predicted for each of these lists of words."""
     return at_once(lambda words: predict(*words, cluster=cluster), lines)
+
+
+class Offload(unittest.TestCase):
+    def test_states_of_other_stages(self):
+        """They leave the device, too: what a real rank of the large stage needs fits its device on
+        a cluster. Updates that are late have their schedule."""
+        words = ["--model", "layers=6,heads=2,channels=64,vocab=256", "--seq-len", 16]
+        words += ["--batch-tokens", 64, "--micro-batch", 2, "--pipeline", "1:1,7:1"]
+        words += ["--train", shard([1] * 500), "--threads", 1]
+        offload = ["--offload", "optimizer", "--offload-update", "host"]
+        real = run(*words, *offload, "--device-memory", "1K", ranks=2, address_space=-1)
+        needed = re.search(r"a rank needs (\d+) bytes of its device", real.stderr)[1]
+        cluster = "1x2,intra=5,tflops=1,memory=10,link=10,host=10"
+        words += ["--device-memory", needed]
+        for more, fits in (offload, True), (["--offload", "none"], False):
+            found = predict(*words, *more, cluster=cluster)["predicted"]
+            self.assertEqual(found["fits"], fits, more)
+        predict(*words, "--offload", "optimizer", "--offload-delay", 1, cluster=cluster)
 
 
 class Memory(unittest.TestCase):

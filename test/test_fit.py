@@ -338,6 +338,28 @@ class Fit(harness.TestCase):
         self.assertEqual(len(best), 10)
         self.assertTrue(all(way["fits"] for way in best))
 
+    def test_what_is_given_stays(self):
+        """Also where the search would not try it: what one rank has no use for, a partition inside
+        a node, offloading in pipelines. --offload auto is what the search does in any case."""
+        words = ["--fit", "--dry-run", "--model", "layers=4,heads=2,channels=16,vocab=256"]
+        words += ["--seq-len", 16, "--batch-tokens", 128]
+        rates = ",intra=5,inter=1,tflops=1,memory=10,link=10,host=10"
+        for cluster, given in (
+            ("1x1", "--zero 3"),
+            ("1x1", "--zero-quantized-gradients"),
+            ("1x1", "--zero 3 --zero-quantized-weights"),
+            ("1x4", "--zero 3 --zero-hpz-partition-size 2"),
+            ("2x2", "--zero 3 --zero-hpz-partition-size 2 --pipeline 3:2,3:2"),
+            ("1x4", "--offload params"),
+            ("1x4", "--offload optimizer --pipeline 3:2,3:2"),
+        ):
+            ways = ask(*words, "--cluster", cluster + rates, *given.split())["best"]
+            self.assertTrue(ways)
+            for way, flag in itertools.product(ways, re.findall(r"--\S+(?: \w\S*)?", given)):
+                self.assertIn(f"{flag} ", way["flags"], (cluster, given))
+        words += ["--cluster", "1x4" + rates, "--device-memory", "350K"]
+        self.assertEqual(ask(*words), ask(*words, "--offload", "auto"))
+
     def test_nothing_fits(self):
         cluster = ["--cluster", "1x1,gpu=v100", "--dry-run"]
         done = run("--fit", "--model", "gpt3:13B", *cluster)

@@ -70,7 +70,7 @@ class Drawn:
         self.units = self.layers + 2
         self.samples, T = draw.choice((2, 4, 5, 6, 8, 12)), draw.choice((8, 16))
         self.same = dict(
-            draw.choice(self.OPTIMIZERS[: 3 if self.has_experts else 4]),
+            draw.choice([o for o in self.OPTIMIZERS if not self.refuses(o["optimizer"])]),
             model=harness.any_model(draw, self.layers, channels=draw.choice((16, 32)), vocab=VOCAB),
             seed=draw.randint(1, 99),
             seq_len=T,
@@ -102,6 +102,9 @@ class Drawn:
             self.same["skip_loss_z"] = draw.choice((None, None, 50))
             self.same["skip_grad_z"] = draw.choice((None, None, 50))
         self.twins, self.share_of_budget = self.drawn_twins(), draw.random()
+
+    def refuses(self, optimizer):
+        return self.has_experts and optimizer == "muon"
 
     def experts(self):
         """In place of the MLP, of models that can have them."""
@@ -332,7 +335,7 @@ class Drawn:
     # other tests have.
     NOT_PAIRED = (
         "cluster dp_account dp_accountant dp_neighbours dry_run fit hellaswag json keep lr out "
-        "plan profile profile_steps prompt resume save_every steps trace val_every "
+        "plan profile profile_steps prompt resume save_every show_schedule steps trace val_every "
         "beta1 beta2 cyclic_stages dp_clip dp_delta dp_epsilon dp_key dp_show_private "
         "dp_windows_per_document eps grad_clip lr_last_part muon_lr muon_momentum "
         "muon_momentum_warmup muon_steps muon_weight_decay zero_gradient_bits "

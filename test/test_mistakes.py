@@ -85,6 +85,8 @@ VALUES = """
     --zero-quantized-weights          | with --zero: .* give --zero 3    | --compat
     --device-memory 24GB              | takes a number of bytes          | such as 16G
     --device-memory 24                | a rank needs .* gives 24         | 24 is a number of bytes
+    --device-memory 300K              | a rank needs .* gives 300K      | (?<=hint: )the smallest
+    --moe-buffer 2 --expert-parallel 1 | --moe-buffer: the model has no  | experts=8
     --batch-tokens 70                 | 70 is not a multiple of         | --batch-tokens 80 is next
     --lr-head 2                       | no head of its own               | give --lr-embedding
     --lr-vectors 2 --model nano:d2    | no biases and no gains           | leave it out
@@ -129,7 +131,7 @@ def cases():
     """(what is typed, exit code, words of the message, words of the hint)."""
     for line in filter(str.strip, (FLAGS + VALUES + FILES).splitlines()):
         typed, message, hint = (part.strip() for part in re.split(r" \| ", line))
-        memory = "gpt3:175B" in typed or typed == "--device-memory 24"
+        memory = "gpt3:175B" in typed or "--device-memory" in typed and "GB" not in typed
         yield typed, EXIT_RESOURCES if memory else EXIT_INPUT, message.replace("|", r"\|"), hint
 
 

@@ -618,6 +618,13 @@ static const char *const clashes[][3] = {
     {"--hellaswag file --val-every 0", "hellaswag", "val-every"},
     {"--json", "json", "dry-run"},
     {"--json --dry-run 0", "json", "dry-run"},
+    {"--json --dry-run --show-schedule", "json", "show-schedule"},
+    {"--dp-account x --dry-run", "dp-account", "dry-run"},
+    {"--dp-account x --plan", "dp-account", "dry-run"},
+    {"--dp-account x --show-schedule", "dp-account", "dry-run"},
+    {"--dp-account x --fit", "dp-account", "dry-run"},
+    {"--show-schedule --plan", "show-schedule", "plan"},
+    {"--show-schedule --fit --dry-run", "show-schedule", "plan"},
     {"--prompt x --plan", "prompt", "dry-run"},
     {"--prompt - --dry-run", "prompt", "dry-run"},
     {"--prompt x --fit", "prompt", "fit"},
@@ -920,6 +927,11 @@ static void test_help_of_every_topic(void **state) {
             assert_non_null(strstr(text, one));
             assert_non_null(strstr(one, is_number(spec) ? " from " : "["));
             assert_non_null(strstr(one, "default "));
+            if (*spec->letter) {
+                char *same = help_of(line_of("-%s", spec->letter));
+                assert_non_null(strstr(one, same)); // model is a topic, too
+                free(same);
+            }
             free(one);
         }
         if (topic->picture) {
@@ -1005,7 +1017,7 @@ static void test_help_is_found_anywhere(void **state) {
                  {"-h all", "all"},
                  {"--help=man", "man"},
                  {"--help --lr 3", "lr"},
-                 {"--help -l 3", ""}};
+                 {"--help -l 3", "-l"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);

@@ -215,7 +215,7 @@ class Curves(Pages):
         paths = [
             self.log(
                 start(flags={"model": "d12", "lr": lr, "seed": 1, "dp-key": f"key{lr}"}),
-                *(step(n, lr * 10 + n) for n in (1, 2)),
+                *(step(n, lr * 10 + n) for n in range(1, 2 + round(lr * 10))),
                 {"event": "val", "step": 2, "loss": 5.25 + lr},
                 name=f"{lr}/log.jsonl",
             )
@@ -230,6 +230,8 @@ class Curves(Pages):
         self.assertEqual(cells[at : at + 3], ["--lr", "0.1", "0.2"])
         at = cells.index("last validation loss")
         self.assertEqual(cells[at + 1 : at + 3], ["5.3500", "5.4500"])
+        at = cells.index("training loss, mean of the last 50 or all")
+        self.assertEqual(cells[at + 1 : at + 3], ["2.5000", "4.0000"])
         self.assertNotIn("key0.1", page.text)
         self.assertEqual(self.report(*paths).stdout, f"{paths[0]}/report.html\n")
         one = self.page(paths[1], "--out", self.folder / "one.html")

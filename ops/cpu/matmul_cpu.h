@@ -93,7 +93,8 @@ TYPED void finish_forward(const DType type, Real *out, Real *gelu, const Real *b
         for (int64_t c = 0; c < n; c++) { store_real(type, gelu, c, gelu_value(sums[c])); }
     }
 }
-// Where sums of a forward product go: out and gelu (which may be NULL) have rows of `cols` elements.
+// Where sums of a forward product go: out and gelu, which may be NULL, have rows of `cols`
+// elements.
 typedef struct {
     Real *out, *gelu;
     const Real *bias; // or NULL

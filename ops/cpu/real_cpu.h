@@ -56,8 +56,8 @@ typedef enum { AS_STORED, TRANSPOSED } Operand;
 typedef struct {
     int64_t row, col, rows, cols;
 } Tile;
-// What is done with complete sums(rows, cols) of a part of a result. Their rows are `stride` elements
-// apart.
+// What is done with complete sums(rows, cols) of a part of a result. Their rows are `stride`
+// elements apart.
 typedef struct {
     void (*run)(const void *what, Tile part, float *sums, int64_t stride);
     const void *what;
