@@ -297,13 +297,13 @@ static inline bool fit_allows_zero(const Fit *f, const FitWay *w) {
 typedef bool (*FitAct)(Fit *f, FitWay w, const void *context);
 static inline void fit_each_zero(Fit *f, FitWay w, bool first, FitAct act, const void *context) {
     const Options *o = &f->config->options;
-    const bool many = f->machine.ranks->n > 1,
-               quantizes = many || fit_pinned(f, OPTION_INDEX_zero_quantized_gradients);
-    const int last = many || fit_pinned(f, OPTION_INDEX_zero) ? 3 : 0;
+    const bool many = f->machine.ranks->n > 1;
+    const int last = many || fit_pinned(f, OPTION_INDEX_zero) ? 3 : 0,
+              most = many || fit_pinned(f, OPTION_INDEX_zero_quantized_gradients) ? 1 : 0;
     const int64_t partition = fit_pinned(f, OPTION_INDEX_zero_hpz_partition_size)
                                   ? o->zero_hpz_partition_size
                                   : f->machine.cluster.ranks;
-    for (int quantized = 0; quantized <= quantizes; quantized++) {
+    for (int quantized = 0; quantized <= most; quantized++) {
         bool done = false;
         for (w.zero = 0; w.zero <= last && !(first && done); w.zero++) {
             for (int part = 0; part < 4; part++) {
