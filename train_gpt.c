@@ -521,7 +521,8 @@ static void prepare(Job *j) {
         fprintf(stderr, "warning: --prompt will need --tokenizer: it is not copied to %s: %s\n",
                 o->out, strerror(error));
     }
-    r->journal.log = log_open(first ? o->log : "", o->resume || j->config.restarts);
+    r->journal.log = log_open(first ? o->log : "",
+                              o->resume || j->config.restarts || options_prompts(&j->config.given));
     r->journal.log.board = board;
     comm_barrier(&j->comm);
     matmuls_choose(&j->matmuls, o, &plan->model, &plan->shape, j->machine.rates.flops_per_s,

@@ -234,13 +234,13 @@ static inline void options_choose_decay(Options *o, const OptionsGiven *given) {
     if (asks && !given->at[OPTION_INDEX_final_lr_fraction]) { o->final_lr_fraction = 0.1; }
 }
 
-// --prompt neither trains nor validates nor writes a file, whatever the other flags say: it may
-// stand behind the command of a training run, whose log and exported model stay as they are. One
-// sequence passes through the model.
+// --prompt neither trains nor validates nor writes what a run makes, whatever the other flags say:
+// it may stand behind the command of a training run, whose exported model stays as it is, and whose
+// log goes on (report/log.h). One sequence passes through the model.
 static inline void options_choose_prompt(Options *o, const OptionsGiven *given) {
     if (!options_prompts(given)) { return; }
     o->steps = o->val_every = o->sample_every = o->save_every = 0;
-    o->hellaswag = o->profile_steps = o->log = o->tensorboard = o->trace = o->export_file = "";
+    o->hellaswag = o->profile_steps = o->tensorboard = o->trace = o->export_file = "";
     if (!given->at[OPTION_INDEX_micro_batch]) { o->micro_batch = 1; }
 }
 

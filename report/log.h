@@ -45,17 +45,17 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
     text_add(t, "}");
 }
 
-// Opens the log. A new run starts a new file. A resumed run appends, on a new line if a kill has
-// cut off the last one.
-static inline Log log_open(const char *path, bool resumed) {
+// Opens the log. A new run starts a new file. A resumed run, and --prompt behind the command of
+// one, append, on a new line if a kill has cut off the last one.
+static inline Log log_open(const char *path, bool appends) {
     Log log = {};
     if (!*path) { return log; }
-    log.file = fopen(path, resumed ? "ab+" : "wb");
+    log.file = fopen(path, appends ? "ab+" : "wb");
     if (!log.file) {
         die(EXIT_INPUT, "--log names a file that can be written", "cannot write %s: %s", path,
             strerror(errno));
     }
-    if (resumed && !fseek(log.file, -1, SEEK_END) && fgetc(log.file) != '\n') {
+    if (appends && !fseek(log.file, -1, SEEK_END) && fgetc(log.file) != '\n') {
         fseek(log.file, 0, SEEK_END);
         fputc('\n', log.file);
     }

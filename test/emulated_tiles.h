@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined __AVX512BF16__ && !defined __AMX_BF16__
+#if defined __AVX512BF16__ && !defined __AMX_BF16__ && !defined __cplusplus
 #define EMULATED_TILES
 #include <immintrin.h>
 #undef _tile_loadd

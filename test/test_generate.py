@@ -223,13 +223,16 @@ class Input(harness.TestCase):
         self.assertRegex(continued(small, "x", 4, code=EXIT_INPUT), r"tokenizer")
 
     def test_behind_a_training_command(self):
-        """Nothing is trained, validated or written: its log and what it exported stay."""
+        """Nothing is trained, validated or written but its log, which goes on."""
         model, folder = Model("llama"), scratch()
-        names = "out", "log", "export", "tensorboard", "trace"
+        names = "out", "export", "tensorboard", "trace"
+        log = harness.put(os.path.join(folder, "log"), b'{"event":"start"}\n')
         more = {name: os.path.join(folder, name) for name in names}
         more.update(train=harness.TOKENS, steps=5, val_every=1, save_every=1, profile_steps="1:2")
-        job = train(model=model.source, prompt="x", sample_tokens=4, temperature=0, **more)
-        self.assertEqual(os.listdir(folder), [])
+        job = train(model=model.source, prompt="x", sample_tokens=4, temperature=0, log=log, **more)
+        self.assertEqual(os.listdir(folder), ["log"])
+        self.assertEqual(harness.get(log).count(b'{"event":"start"'), 2)
+        self.assertEqual(job.losses(), [])
         with open(job.out_path, "rb") as file:
             found = list(file.read())
         self.assertEqual(found, [*model.greedy(b"x", 4, found[:-1]), ord("\n")])

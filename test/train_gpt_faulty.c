@@ -19,9 +19,7 @@
 // (emulated_tiles.h): both not as C++.
 // Quantized gradients of the tests' small models travel in several parcels here. An architecture
 // more has messages inside its blocks (toy.h).
-#ifndef __cplusplus
 #include "emulated_tiles.h"
-#endif
 #include <signal.h>
 #include "schedule/actions.h" // Action
 

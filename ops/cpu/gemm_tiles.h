@@ -217,9 +217,9 @@ TILES static inline void tile_multiply_slice(const Product *p, const TileBlock *
         if (last && !whole) { tile_copy(c, ldc, sums, TILE_STRIP, rows, cols); }
     }
 }
-// Computes a product of bf16 operands with at most TILE_BLOCK_DEPTH inner indices; space: TILE_SPACE
-// bytes of the calling thread, at a multiple of 64. What is finished (p->finish) is not written to
-// c.
+// Computes a product of bf16 operands with at most TILE_BLOCK_DEPTH inner indices; space:
+// TILE_SPACE bytes of the calling thread, at a multiple of 64. What is finished (p->finish) is not
+// written to c.
 TILES static inline void gemm_by_tiles(const Product *p, void *space) {
     const bool turned = p->tb == TRANSPOSED;
     const int64_t most = tile_block_rows(p->k);

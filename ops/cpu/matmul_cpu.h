@@ -68,8 +68,8 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
     return t;
 }
 
-// A product of Reals in bf16 has its sums in a thread's buffer until they are rounded, unless strips
-// of them are. In fp32 they are where the output is.
+// A product of Reals in bf16 has its sums in a thread's buffer until they are rounded, unless
+// strips of them are. In fp32 they are where the output is.
 static inline int64_t rounded_tile(int64_t depth) {
     return cpu_real == DTYPE_FP32 || gemm_finishes_strips(depth) ? INT64_MAX
            : gemm_uses_tiles()                                   ? (int64_t)GEMM_BUFFER_AMX
