@@ -16,8 +16,8 @@
 #include "ops/cpu/real_cpu.h" // Product
 
 #ifndef TILE_DEPTH // tests make all smaller
-// Inner indices of a slice, of which a strip takes a third of an L1 cache; inner indices and elements
-// of a packed block, at most (3/8 of an L2 cache of 2 MiB); and its rows.
+// Inner indices of a slice, of which a strip takes a third of an L1 cache; inner indices and
+// elements of a packed block, at most (3/8 of an L2 cache of 2 MiB); and its rows.
 #define TILE_DEPTH 256
 #define TILE_BLOCK_DEPTH 768
 #define TILE_BLOCK (768 * 512)
@@ -125,8 +125,8 @@ TILES static inline void tile_pack(uint16_t *to, const uint16_t *x, int64_t stri
         tile_pack_so(false, false, to, x, stride, outer, inner);
     }
 }
-// to(32, 32) = from, or zeros (NULL), + a strip of the left operand times one of the right one, with
-// `steps` times 32 inner indices. Rows are from_stride and to_stride bytes apart.
+// to(32, 32) = from, or zeros (NULL), + a strip of the left operand times one of the right one,
+// with `steps` times 32 inner indices. Rows are from_stride and to_stride bytes apart.
 TILES static inline void tile_multiply(const float *from, int64_t from_stride, float *to,
                                        int64_t to_stride, const uint16_t *a, const uint16_t *b,
                                        int64_t steps) {
