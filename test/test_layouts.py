@@ -274,9 +274,11 @@ class Drawn:
         return bool(self.rounds) + ("dtype" in self.same)
 
     def tolerances(self):
-        if self.rounded():
-            return [self.rounded() * tolerance for tolerance in ROUNDED]
         muon = self.same["optimizer"] == "muon"  # its iterations enlarge what rounding leaves apart
+        if self.rounded():
+            loss, norm = (self.rounded() * tolerance for tolerance in ROUNDED)
+            # so do copies of a block that get gradients of their own
+            return loss, norm * (3 if muon or self.same.get("delink_at") else 1)
         return (3 * SAME, 3 * SAME_NORM) if muon else (SAME, 2 * SAME_NORM)
 
     # What is paired: the flags that are given, and the values of some. Beside each, what gives it.
@@ -480,7 +482,8 @@ class Layouts(harness.TestCase):
         """It may be refused, unless it goes on with a run of the same numbers."""
         flags = {**case.same, **case.layout, **case.changes(twin)}
         if saved:
-            shutil.rmtree(harness.checkpoint(saved["out"], case.same["steps"]))
+            # a twin before this one may have been refused, and have saved nothing
+            shutil.rmtree(harness.checkpoint(saved["out"], case.same["steps"]), ignore_errors=True)
             flags = case.same if twin == "by one rank" else flags
         what = f"{twin}, {flags}: {what}"
         other = self.run_of(**flags, **saved, **dict(resume=1) if saved else {}, **program)
@@ -557,7 +560,7 @@ class Layouts(harness.TestCase):
     def test_every_pair_can_be_drawn(self):
         """A pair of flags that no case has is refused by name."""
         draw = random.Random(f"{SEED} pairs")
-        drawn = {pair for n in range(2000) for pair in Drawn(draw, n).pairs()}
+        drawn = {pair for n in range(8000) for pair in Drawn(draw, n).pairs()}
         never = [p for p in itertools.combinations(sorted(Drawn.GIVEN), 2) if p not in drawn]
         self.assertGreater(len(drawn), 1000)
 
