@@ -297,7 +297,10 @@ static inline int64_t predict_most_rows(const Plan *p, const Program *program) {
         const bool leaves = (a->part == 1) == (a->kind == ACT_EXCHANGE);
         // in pieces, rows leave once more before their gradients come
         const bool again = gpt_takes_pieces(m) && a->kind == ACT_EXCHANGE_BACK && !leaves;
-        rows += a->rows * p->shape.T * ((leaves ? away : come) + (again ? away : 0));
+        // another rank may have a sample more
+        const int64_t most = min_i64(a->rows + 1, max_i64(a->rows, p->shape.rows));
+        rows += p->shape.T * (leaves ? a->rows * away : most * come);
+        rows += p->shape.T * (again ? a->rows * away : 0);
     }
     return rows * gpt_width(m) * (int64_t)dtype_size(p->dtype);
 }

@@ -543,7 +543,9 @@ class Job:
             most = self.of("start")[-1]["predicted"].get("all_to_all_most", 0)
             sent = sum(traffic["measured"][link]["all_to_all"] for link in ("intra", "inter"))
             if sent > most:
-                raise AssertionError(f"rows of experts: {sent} bytes, at most {most}")
+                raise AssertionError(
+                    f"rows of experts: {sent} bytes, at most {most}: {self.command}"
+                )
             for found in traffic["predicted"], traffic["measured"]:
                 found["total"] = {
                     link: total - found[link].pop("all_to_all")
