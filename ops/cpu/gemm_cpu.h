@@ -76,7 +76,7 @@ static inline Multiplier gemm_instructions(void) {
 // --- the memory of a thread ----------------------------------------------------------------------
 enum {
     // Elements of a tile whose sums are rounded to bf16 afterwards, at most: they stay in the L2
-    // cache. Own tiles read and write them less often than they pack operands (AMX).
+    // cache. With AMX packing takes longer than sums outside of it, so tiles may be larger.
     GEMM_BUFFER = 1 << 18,
     GEMM_BUFFER_AMX = 1 << 19,
     // Rows and columns of a block that is converted to fp32. A block has up to GEMM_DEPTH inner
@@ -137,6 +137,9 @@ static inline void gemm_converted(const Stream *s, const Product *p) {
     }
 }
 static inline bool gemm_uses_tiles(void) { return cpu_compute == DTYPE_BF16 && cpu_tiles; }
+static inline void gemm_own_tiles(const Stream *s, const Product *p) {
+    gemm_by_tiles(p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
+}
 // Returns the length of the slices of an inner dimension of length k.
 static inline int64_t gemm_slice_length(int64_t k) {
     const int64_t most = gemm_uses_tiles() ? TILE_BLOCK_DEPTH : GEMM_DEPTH,
@@ -165,7 +168,7 @@ static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64
             .ldc = ldc,
         };
         if (gemm_uses_tiles()) {
-            gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
+            gemm_own_tiles(s, &p);
         } else if (cpu_compute == DTYPE_BF16) {
             gemm_bf16(&p);
         } else if (cpu_real == DTYPE_BF16) {
@@ -194,7 +197,7 @@ static inline void gemm_finished(Stream *s, Operand tb, Tile t, int64_t k, const
                            .lda = lda,
                            .ldb = ldb,
                            .finish = &finish};
-        gemm_by_tiles(&p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
+        gemm_own_tiles(s, &p);
         poll_messages(s);
     } else {
         const Tile all = {0, 0, t.rows, t.cols};

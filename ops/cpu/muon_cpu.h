@@ -140,13 +140,12 @@ static inline void ops_matmul_symmetric(Stream *s, Real *out, const Real *in, in
         for (int64_t i = 0; i < grid.tiles; i++) {
             const Tile t = tile_at(&grid, i);
             if (t.col > t.row) { continue; }
-            int64_t stride, at = t.row * N + t.col;
+            int64_t stride;
             float *y = tile_sums(s, out, N, t, &stride);
-            gemm_tile(s, AS_STORED, TRANSPOSED, t.rows, t.cols, C, real_at_const(in, t.row * C), C,
-                      real_at_const(in, t.col * C), C, false, y, stride);
-            for (int64_t n = 0; n < t.rows; n++, at += N) {
-                FOR_TYPE(finish_forward, real_at(out, at), NULL, NULL, y + n * stride, t.cols);
-            }
+            const ForwardOutput to = {real_at(out, t.row * N + t.col), NULL, NULL, N};
+            const Finish finish = {finish_forward_rows, &to};
+            gemm_finished(s, TRANSPOSED, t, C, real_at_const(in, t.row * C), C,
+                          real_at_const(in, t.col * C), C, y, stride, finish);
             if (t.col < t.row) { FOR_TYPE(mirror_tile, out, t, N); }
         }
     }
