@@ -13,6 +13,7 @@
 #include "model/gpt.h"
 #include "model/unit.h"
 #include "ops/ops.h"
+#include "ops/orthogonalise.h"
 #include "options.h"
 #include "pipeline.h"
 #include "plan/cluster.h"
@@ -67,10 +68,26 @@ static inline void plan_model_buffers(PlanModel *model, const GptModel *m,
         model->buffers[i] = (double)memory[MEMORY_BUFFERS];
     }
 }
+// Sets what an optimizer of whole matrices needs. real: compute precision.
+static inline void plan_model_matrices(PlanModel *model, const GptModel *m, DType real) {
+    PlanMatrices *x = &model->matrices;
+    StoragePart parts[MOST_PARTS];
+    for (int k = gpt_storage_ranges(m, m->first_block, parts) - 1; k >= 0; k--) {
+        const StoragePart *p = &parts[k];
+        const double bytes = (double)(p->rows * p->cols) * sizeof(float);
+        x->block += bytes;
+        if (!p->is_matrix) { continue; }
+        x->count++;
+        x->of_matrices += bytes;
+        x->largest = fmax(x->largest, bytes);
+        x->scratch = fmax(x->scratch, (double)orthogonalise_bytes(p->rows, p->cols, real));
+    }
+}
 // Returns the model for the planner. shape: of a micro-batch; its rows do not matter. threads: of a
 // rank.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
-                                          const UnitTimes *times, int threads) {
+                                          const UnitTimes *times, int threads,
+                                          const Optimizer *optimizer) {
     PlanModel model = plan_model_make(m->units);
     model.tied = gpt_is_tied(m) ? (double)gpt_storage_elements(m, m->classifier) : 0;
     if (gpt_expert_ranks(&m->config) > 1) {
@@ -78,6 +95,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         model.experts = (double)m->class_elements[STORAGE_EXPERTS] * sizeof(float);
     }
     plan_model_buffers(&model, m, shape, threads);
+    if (optimizer->cut == CUT_MATRICES) { plan_model_matrices(&model, m, shape->dtype); }
     // a unit's output, and as much its gradient
     const double boundary = model.boundary;
     double activations = 0, waiting = 0, before = 0; // before: elements of the unit before
@@ -98,7 +116,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         plan_model_pass(&model, u, pass_s[ACT_FORWARD],
                         pass_s[ACT_BACKWARD_INPUT] + pass_s[ACT_BACKWARD_WEIGHT],
                         pass_s[ACT_BACKWARD_WEIGHT]);
-        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], waiting + boundary);
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], waiting);
         // one block's activations are recomputed at a time
         plan_model_keep(&model, u, kind == UNIT_BLOCK ? 0 : activations, u ? boundary : 0);
         if (kind == UNIT_BLOCK) { model.again = activations; }
@@ -309,7 +327,8 @@ static inline void plan_run(Config *c, const ModelSpec *spec, const Machine *mac
     double *slowness = new_array(double, comm->ranks, "speeds of ranks");
     const UnitTimes times = given->nodes ? times_on_cluster(given, m, &shape)
                                          : times_measured_here(m, &shape, rates, comm, s, slowness);
-    PlanModel model = plan_model_of_run(m, &shape, &times, machine->threads);
+    PlanModel model =
+        plan_model_of_run(m, &shape, &times, machine->threads, &optimizers[o->optimizer]);
     Cluster cluster = given->nodes ? *given : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     const PlannedRun run = {c, spec, machine, given->nodes ? NULL : comm};

@@ -35,9 +35,10 @@ static inline bool stage_is_fast(const PlanTask *t, const StagePlan *p, int s, i
 }
 static inline bool stage_fits(const PlanTask *t, const StagePlan *p, int s, int first, int end,
                               double unused) {
+    const PlanStage stage = plan_stage_alone(first, end, p->replicas[s]);
     double bytes;
     (void)unused;
-    return plan_stage_memory(t, p, first, end, p->replicas[s], 0, t->memory, &bytes) >= 1;
+    return plan_stage_memory(t, p, &stage, 0, t->memory, &bytes) >= 1;
 }
 // Returns the last end from `low` to `high` for which a stage is good; `low` if there is none.
 typedef bool (*StageGood)(const PlanTask *t, const StagePlan *p, int s, int first, int end,
@@ -175,14 +176,14 @@ static inline void pace_last_stage(PaceSearch *s, const StagePlan *p, int units,
     const bool least = isinf(most);
     for (int f = units - 1; f >= (m > k ? 1 : 0); f--) {
         const int first = pace_unit(s, f);
+        const PlanStage stage = plan_stage_alone(first, end, ranks->n);
         const StageSeconds seconds =
             plan_stage_seconds(t, p, first, end, ranks->n, ranks->slowness);
         const double time = seconds.forward + seconds.backward,
                      pace = time + reduce * plan_summed_bytes(model, first, end, ranks->n);
         double bytes, value = least ? pace : time;
         if (pace > most || (least && pace >= s->value[at]) ||
-            (isfinite(t->memory) &&
-             plan_stage_memory(t, p, first, end, ranks->n, 0, t->memory, &bytes) < 1)) {
+            (isfinite(t->memory) && plan_stage_memory(t, p, &stage, 0, t->memory, &bytes) < 1)) {
             return;
         }
         if (m > k) {

@@ -368,9 +368,9 @@ static inline void fit_needs(const FitPipelines *l, const StagePlan *q, double n
         needed[z] = 0;
         task_set_states(&task, &optimizers[f->config->options.optimizer], f->spec->dtype, z);
         for (int s = 0, first = 0; s < q->stages; first += q->units[s++]) {
+            const PlanStage stage = plan_stage(q, s, first);
             double bytes;
-            plan_stage_memory(&task, q, first, first + q->units[s], q->replicas[s],
-                              l->costs.live[s], INFINITY, &bytes);
+            plan_stage_memory(&task, q, &stage, l->costs.live[s], INFINITY, &bytes);
             needed[z] = fmax(needed[z], bytes);
         }
     }
@@ -534,7 +534,8 @@ static inline void fit_make_models(FitPipelines *l, const FitWay *one, const Uni
         w.expert_parallel = f->degree[i];
         const GptModel m = fit_spec(f, &w).model;
         const UnitTimes waiting = fit_times(f, &w, *times);
-        l->models[i] = plan_model_of_run(&m, &shape, &waiting, f->machine.threads);
+        l->models[i] = plan_model_of_run(&m, &shape, &waiting, f->machine.threads,
+                                         &optimizers[f->config->options.optimizer]);
     }
 }
 // Tries pipelines, the most promising ones first. one: a way with one stage.

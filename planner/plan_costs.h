@@ -22,6 +22,7 @@
 #include "schedule/actions.h"
 #include "schedule/schedule.h"
 #include "schedule/simulator.h"
+#include "state/matrices.h"
 #include "state/optimizer.h"
 #include "state/policy.h"
 
@@ -440,38 +441,71 @@ static inline double plan_buffers(const PlanModel *m, double rows) {
     const double low = ldexp(1, i);
     return m->buffers[i] + (rows - low) / low * (m->buffers[i + 1] - m->buffers[i]);
 }
+// Returns the bytes that an optimizer of whole matrices needs in a stage, as if waves
+// (state/matrices.h) began with it, and its ranks divided them evenly.
+static inline double plan_matrices(const PlanModel *m, int first, int end, int replicas) {
+    const PlanMatrices *x = &m->matrices;
+    const int blocks = plan_blocks(m, first, end);
+    if (!x->count || !blocks) { return 0; }
+    const double wave = (double)min_i64(blocks, matrices_wave_blocks(x->count, replicas));
+    return x->scratch + wave * x->block / replicas +
+           (replicas > 1 ? wave * x->of_matrices / replicas + x->largest : 0);
+}
+// A stage: units `first` to the one before `end`; its ranks; how many stages are after it; ranks of
+// the first and of the last stage. Where a search does not know other stages yet, `after` is 0 and
+// both ends have as many ranks as this stage.
+typedef struct {
+    int first, end, replicas, after, end_replicas[2];
+} PlanStage;
+static inline PlanStage plan_stage_alone(int first, int end, int replicas) {
+    const PlanStage x = {first, end, replicas, 0, {replicas, replicas}};
+    return x;
+}
+// Returns stage s of a plan, which begins with unit `first`.
+static inline PlanStage plan_stage(const StagePlan *p, int s, int first) {
+    const int last = p->stages - 1;
+    const PlanStage x = {
+        first, first + p->units[s], p->replicas[s], last - s, {p->replicas[0], p->replicas[last]}};
+    return x;
+}
 // Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
 // backward pass needs (of activations only what is kept, if the rest is recomputed) and what
 // waiting weight parts need; what is recomputed at once; what is sent to, and received early from,
-// the stages beside it; and buffers. Those of messages among the ranks of the stage, and of Muon's
-// matrices, are left out.
+// the stages beside it; and buffers. Those of messages among the ranks of the stage are left out.
+// Weight parts that wait are those of one micro-batch while there are at most `of_one` in flight,
+// and of one more for each further one (pipeline.h: deferred).
 // Returns how many micro-batches can be in flight in `limit` bytes (0: none).
-static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, int first, int end,
-                                       int replicas, double in_flight, double limit,
-                                       double *bytes) {
+static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, const PlanStage *x,
+                                       double in_flight, double limit, double *bytes) {
     const PlanModel *m = t->model;
+    const int first = x->first, end = x->end, replicas = x->replicas;
     const double rows = plan_rows(p->micro_batch, replicas),
                  all = m->activations[end] - m->activations[first],
                  left = p->recompute ? m->kept[end] - m->kept[first] : all,
                  again = all - left < m->again ? all - left : m->again,
-                 inputs = m->cut[first] + m->inputs[end] - m->inputs[first + 1],
-                 waiting =
-                     p->kind == PIPELINE_ZERO_BUBBLE ? m->waiting[end] - m->waiting[first] : 0;
-    // The table that first and last unit share counts once. Ranks of both ends divide its states;
-    // the other end counts as having as many ranks as this one.
+                 inputs = m->cut[first] + m->inputs[end] - m->inputs[first + 1];
+    const bool delays = p->kind == PIPELINE_ZERO_BUBBLE;
+    const double waiting = delays ? rows * (m->waiting[end] - m->waiting[first]) : 0,
+                 gradients = delays && end < m->units ? m->boundary : 0;
+    // The table that first and last unit share counts once. Ranks of both ends divide its states.
     const bool begins = first == 0, ends = end == m->units;
     const double parameters = plan_parameters(m, first, end) - (begins && ends ? m->tied : 0),
-                 both = begins != ends ? m->tied / 2 : 0,
-                 states =
-                     parameters * t->whole +
-                     (parameters - both + plan_elsewhere(m, first, end)) * t->divided / replicas,
+                 of_other = begins != ends ? m->tied * x->end_replicas[begins] /
+                                                 (x->end_replicas[0] + x->end_replicas[1])
+                                           : 0,
+                 states = parameters * t->whole +
+                          (parameters - of_other + plan_elsewhere(m, first, end)) * t->divided /
+                              replicas,
                  before = first > 0 ? SEND_BUFFERS + RECEIVED_AHEAD : 0,
                  behind = end < m->units ? SEND_BUFFERS + 1 + RECEIVED_AHEAD : 0,
                  fixed = states + rows * (again + m->boundary * (before + behind)) +
-                         plan_buffers(m, rows),
-                 each = rows * (left + inputs + waiting);
-    *bytes = fixed + in_flight * each;
-    return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
+                         plan_buffers(m, rows) + plan_matrices(m, first, end, replicas) + waiting,
+                 each = rows * (left + inputs + gradients), of_one = x->after + 1;
+    *bytes = fixed + in_flight * each + fmax(0, in_flight - of_one) * waiting;
+    const double room = limit - fixed, fits = room <= of_one * each
+                                                  ? room / each
+                                                  : (room + of_one * waiting) / (each + waiting);
+    return room < 0 ? 0 : each + waiting > 0 ? floor(fits) : INFINITY;
 }
 // Returns whether a rank's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has at
 // most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums.
@@ -493,8 +527,8 @@ static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
 static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits = plan_stage_memory(t, p, first, first + p->units[s], p->replicas[s], 0,
-                                        t->memory, &bytes);
+        const PlanStage stage = plan_stage(p, s, first);
+        double fits = plan_stage_memory(t, p, &stage, 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = min_f64(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
@@ -503,8 +537,8 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
         c->ahead[s] =
             min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
-        plan_stage_memory(t, p, first, first + p->units[s], p->replicas[s], c->live[s], t->memory,
-                          &c->memory[s]);
+        const PlanStage stage = plan_stage(p, s, first);
+        plan_stage_memory(t, p, &stage, c->live[s], t->memory, &c->memory[s]);
     }
     return true;
 }

@@ -239,6 +239,8 @@ static inline StagePlan plan_merge(const StagePlan *p, int s) {
         q.replicas[i] = p->replicas[i + 1];
         q.policy[i] = p->policy[i + 1];
     }
+    // one stage has nothing to fill with weight parts
+    if (q.stages == 1 && q.kind == PIPELINE_ZERO_BUBBLE) { q.kind = PIPELINE_DAPPLE; }
     return q;
 }
 // Adds splits of a stage. A stage of few units is cut everywhere; one of many units near the cut

@@ -16,6 +16,13 @@ enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256, PLAN_ROWS = 2
 typedef struct {
     double *row, *pass;
 } UnitSeconds;
+// What an optimizer of whole matrices needs in a stage with blocks: how many matrices a block has
+// (0: it needs none); bytes of a block's directions, of those that are in matrices, and of the
+// largest matrix; and its scratch memory (matrices.h)
+typedef struct {
+    int count;
+    double block, of_matrices, largest, scratch;
+} PlanMatrices;
 typedef struct {
     int units;
     UnitSeconds forward, backward, weight; // weight: the part of backward that is weight parts
@@ -35,7 +42,8 @@ typedef struct {
     // of a sample, what passes from a unit to the next; of 2^i samples, buffers that a rank has
     // whatever its units are (all 0 for a profile)
     double boundary, buffers[PLAN_ROWS];
-    double tied; // parameters that the first and the last unit share
+    PlanMatrices matrices; // all 0 for a profile
+    double tied;           // parameters that the first and the last unit share
     // of each unit but the first and last one: bytes of the gradients of experts that only every
     // expert_ranks-th rank of a stage has, which are among `parameters`; 0 ranks: no such experts
     double experts;

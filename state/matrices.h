@@ -35,14 +35,17 @@ static inline int block_matrices(const GptModel *m) {
     }
     return matrices;
 }
+// Returns how many blocks a wave has where at most so many ranks own a block.
+static inline int64_t matrices_wave_blocks(int matrices, int owners) {
+    return owners == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * owners, matrices));
+}
 // Returns the last storage of a block's wave, in which its owners update it together.
 static inline int matrices_wave(const GptModel *m, const StorageRow *rows, int storage) {
     int most = 1;
     for (int i = m->first_block; i < m->first_after; i++) {
         most = max_i64(most, rows[i].owners->all.n);
     }
-    const int64_t blocks =
-        most == 1 ? 1 : max_i64(1, ceil_div(WAVE_MATRICES * most, block_matrices(m)));
+    const int64_t blocks = matrices_wave_blocks(block_matrices(m), most);
     const int64_t wave = (storage - m->first_block) / blocks;
     return m->first_block + (int)min_i64((wave + 1) * blocks, m->first_after - m->first_block) - 1;
 }

@@ -565,7 +565,12 @@ PLANNER = [
     ("test_memory", COSTS_H,
      "plan_elsewhere(m, first, end)) * {t->divided / replicas ==> t->divided},"),
     ("test_memory", COSTS_H, "(begins && ends ? {m->tied ==> 0} : 0)"),
-    ("test_memory", COSTS_H, "both = begins != ends ? {m->tied / 2 ==> 0} : 0"),
+    ("test_memory", COSTS_H,
+     "of_other = begins != ends ? m->tied * x->end_replicas[{begins ==> 1}] /"),
+    ("test_waiting_memory", COSTS_H, "of_one = {x->after ==> 0} + 1;"),
+    ("test_waiting_memory", COSTS_H, "{room <= of_one * each ==> true} ? room / each"),
+    ("test_memory", COSTS_H, "return {x->scratch ==> 0} + wave * x->block"),
+    ("test_memory", COSTS_H, "min_i64({blocks ==> INT32_MAX}, matrices_wave_blocks("),
     ("test_counted_memory", "planner/plan_answer.h",
      "excess = {plan_most_memory(&a->best.plan, a->memory) ==> 0} - t->device;"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "

@@ -197,7 +197,7 @@ class Plan(unittest.TestCase):
         found = [ratios for ratios in at_once(check, cases) if ratios]
         self.assertGreater(len(found), len(cases) / 3)
         for ratios in found:
-            self.assertTrue(all(0.85 < ratio < 1.1 for ratio in ratios), ratios)
+            self.assertTrue(all(0.9 < ratio < 1.1 for ratio in ratios), ratios)
 
     def test_given(self):
         free, given = json.loads(plan("--json").stdout), json.loads(

@@ -268,10 +268,10 @@ static void test_memory(void **state) {
     p.recompute = true;
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.memory[1], elements * 12 + 2 * 2e7 + 2 * (4e6 + 1e6 + 3e7)));
-    // six ranks have the table that both ends share
+    // four ranks have the table that both ends share
     const double before = c.memory[1], first = c.memory[0];
     task_set_states(&t, &optimizers[0], DTYPE_FP32, 1);
-    const double divided = before + elements * (8 - 12 + 8.0 / 3) - 1e6 / 2 * 8.0 / 3;
+    const double divided = before + elements * (8 - 12 + 8.0 / 3) - 1e6 / 4 * 8.0 / 3;
     assert_true(look_at(&t, &p, &c, ranks) && close_to(c.memory[1], divided));
     // what 4 samples, or 2, send to the stage beside it and receive ahead; buffers
     task_set_states(&t, &optimizers[optimizer_named("sgd")], DTYPE_FP32, 0);
@@ -280,10 +280,54 @@ static void test_memory(void **state) {
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.memory[0], first + 4 * 4e5 + 9e6) &&
                 close_to(c.memory[1], before + 2 * 3e5 + 7e6));
+    // the last stage has one block, whose matrices are three ranks'
+    const double first_bytes = c.memory[0], last_bytes = c.memory[1];
+    m.matrices = (PlanMatrices){
+        .count = 4, .block = 9e6, .of_matrices = 6e6, .largest = 2e6, .scratch = 1e6};
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.memory[0], first_bytes) &&
+                close_to(c.memory[1], last_bytes + 1e6 + 9e6 / 3 + 6e6 / 3 + 2e6));
+    m.matrices.count = 0;
     p.micro_batch = 12; // between two powers: 4 samples on each of 3 ranks, 12 on the first
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.memory[0], 12 * 1e7 / 4 + 12 * (1e7 + 4e5) + 17e6));
     plan_model_free(&m);
+}
+// Where weight parts are delayed, as many wait as the schedule says; and as many micro-batches are
+// in flight as there is memory for.
+static void test_waiting_memory(void **state) {
+    (void)state;
+    for (int i = 0; i < 300; i++) {
+        const int stages = 2 + below(6);
+        PlanModel m = random_model(stages);
+        PlanTask t = task_of(&m, "1x8,intra=10,inter=1", 1 + below(12));
+        t.cluster.ranks = t.cluster.all_ranks = stages;
+        StagePlan p = {.stages = stages, .micro_batch = 1, .kind = PIPELINE_ZERO_BUBBLE};
+        PlanCosts c;
+        int ranks[8];
+        for (int s = 0; s < stages; s++) { p.units[s] = p.replicas[s] = 1; }
+        assert_true(look_at(&t, &p, &c, ranks));
+        if (below(2)) { t.memory = c.memory[below(stages)] * between(0.5, 1); }
+        const bool fits = look_at(&t, &p, &c, ranks);
+        Program program = stages_program(&p, &c, c.micro_batches);
+        for (int s = 0; s < stages && fits; s++) {
+            const PlanStage stage = plan_stage(&p, s, s);
+            const int64_t waiting = program.limits[s].works / (s ? 1 : 2);
+            double none, bytes;
+            plan_stage_memory(&t, &p, &stage, 0, INFINITY, &none);
+            const double of_waiting = m.waiting[s + 1] - m.waiting[s],
+                         each = m.activations[s + 1] - m.activations[s] + m.cut[s];
+            assert_true(close_to(c.memory[s],
+                                 none + c.live[s] * each + (double)(waiting - 1) * of_waiting));
+            for (int more = 0; more < 2; more++) {
+                const double limit = c.memory[s] * (more ? 1 + 1e-9 : 1 - 1e-9);
+                assert_int_equal(plan_stage_memory(&t, &p, &stage, 0, limit, &bytes),
+                                 c.live[s] - 1 + more);
+            }
+        }
+        program_free(&program);
+        plan_model_free(&m);
+    }
 }
 // Where a plan of the run takes more than the search has counted, the search begins again, until
 // what it finds fits.
@@ -972,6 +1016,7 @@ int main(void) {
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_waiting_memory),
         cmocka_unit_test(test_counted_memory),
         cmocka_unit_test(test_own_costs),
         cmocka_unit_test(test_pass_seconds),
