@@ -67,20 +67,24 @@ static inline void plan_again(Plan **plan, const Config *c, const ModelSpec *spe
     *plan = plan_make(c, machine, spec);
 }
 
-// Chooses for the ranks of the other stages, where these are only predicted (--cluster, --fit).
+// Offloads to the host what --offload names of a rank's states, and of the others what exceeds its
+// device's budget by so many bytes. p: the rank's plan, with all states on the device.
+static inline void choose_offload_of_rank(Config *c, const Plan *p, double excess) {
+    const OffloadScope scope = offload_scope(p);
+    if (c->options.offload >= OFFLOAD_OPTIMIZER) {
+        offload_all(offload_tier(&c->offload, &scope, false));
+        offload_keep_gradients(&c->offload, &p->store);
+    }
+    offload_until(offload_tier(&c->offload, &scope, false), excess);
+}
+// The same for the ranks of the other stages, where these are only predicted (--cluster, --fit).
 static inline void choose_offload_of_stages(Config *c, const Plan *p, double budget) {
     StageStores stages = stage_stores_make(p);
     for (int i = 0; i < stages.stages; i++) {
         const Stage *stage = &p->pipeline.placement.stage[i];
         if (stage == p->stage) { continue; }
         const Plan other = plan_of_stage(p, stage, &stages.stores[i]);
-        const OffloadScope scope = offload_scope(&other);
-        const double excess = plan_stage_bytes(p, stage, &stages.stores[i]) - budget;
-        if (c->options.offload >= OFFLOAD_OPTIMIZER) {
-            offload_all(offload_tier(&c->offload, &scope, false));
-            offload_keep_gradients(&c->offload, &other.store);
-        }
-        offload_until(offload_tier(&c->offload, &scope, false), excess);
+        choose_offload_of_rank(c, &other, plan_stage_bytes(p, stage, &stages.stores[i]) - budget);
     }
     stage_stores_free(&stages);
 }
@@ -93,19 +97,14 @@ static inline void choose_offload(Config *c, const Plan *p, Comm *comm) {
     predict_memory(p, p->shape.rows, p->shape.recompute, memory);
     const double budget = option_size("device-memory", o->device_memory),
                  excess = memory_device(memory) - budget;
-    const OffloadScope scope = offload_scope(p);
     c->offload.host = new_array(unsigned char, n, "offload");
     c->offload.disk = NULL;
     c->offload.gradients =
         o->offload == OFFLOAD_AUTO && !c->privacy.on && !p->store.policy.quantized_gradients;
     c->offload.delays = o->offload_delay;
     c->offload.folder = o->offload_dir;
-    if (o->offload >= OFFLOAD_OPTIMIZER) {
-        offload_all(offload_tier(&c->offload, &scope, false));
-        offload_keep_gradients(&c->offload, &p->store);
-    }
     do {
-        offload_until(offload_tier(&c->offload, &scope, false), excess);
+        choose_offload_of_rank(c, p, excess);
     } while (offload_agree(c->offload.host, comm, p->model.storages));
     if (p->machine->cluster.nodes) { choose_offload_of_stages(c, p, budget); }
 }
