@@ -1215,7 +1215,8 @@ static inline size_t cublasLtGetVersion() { return 1; }
 
 // EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product. They add in
 // different orders, and their times depend only on the seed, the product and the algorithm; with
-// EMU_MATMULS=SEED+rank also on the rank. Without EMU_MATMULS there is one suggestion.
+// EMU_MATMULS=SEED+rank also on the rank. Without EMU_MATMULS there is one suggestion: another one
+// where B is aligned to less than 16 bytes.
 enum { EMU_SUGGESTIONS = 3 };
 static inline const char *emu_matmuls() { return getenv("EMU_MATMULS"); }
 static inline double emu_matmul_ms(const EmuMatmulDesc &d, const EmuLayout &D, uint64_t k,
@@ -1350,7 +1351,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasL
         // The pointers' values determine these.
         results[i].algo.alignment[4] = emu_alignment(d->bias);
         results[i].algo.alignment[5] = emu_alignment(d->aux);
-        results[i].algo.number = (uint32_t)i;
+        results[i].algo.number = (uint32_t)(i + (p->alignment[1] < 16)) % EMU_SUGGESTIONS;
         // as cuBLASLt 13.1 does on an H200 with little workspace
         results[i].algo.rounds =
             p->workspace < 1 << 20 && (p->reductions & CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);

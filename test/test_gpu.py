@@ -557,6 +557,15 @@ class Experts(TestCase):
             pieces = [e.get("expert_pieces", 1) for e in events if e["event"] == "step"]
             self.assertTrue(all((n > 1) == ("moe_buffer" in changes) for n in pieces), pieces)
 
+    def test_pieces(self):
+        """Rows in pieces have the bits of all rows at once, also where a row is aligned by less
+        than what the library's algorithms need."""
+        model = "arch=llama,layers=1,heads=2,channels=20,vocab=101,experts=4,top_k=2,expert_ffn=6"
+        flags = self.flags("llama", dtype="bf16", expert_parallel=2, **dict(self.SHORT, steps=2))
+        flags["model"] = model
+        whole = self.found("train_gpt_emu", 2, 2, **flags)[0][:3]
+        self.assertEqual(self.found("train_gpt_emu", 2, 2, **flags, moe_buffer=0.25)[0][:3], whole)
+
     def test_bits(self):
         """Threads and streams in another order, launches one by one, recomputation, ZeRO: the same
         bits."""

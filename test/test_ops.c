@@ -3747,6 +3747,28 @@ static void test_chunks_of_logits(void **state) {
 // under the address sanitizer an allocation that fails gives NULL, as without
 #endif
 
+#ifndef OPS_CPU_H
+// What is taken for some tokens is enough for fewer, of which a router's gradient may have more
+// parts.
+static void test_scratch_of_routers(void **state) {
+    (void)state;
+    static const OpsShape shapes[] = {
+        {.T = 1, .C = 128, .experts = 40, .choices = 1},
+        {.T = 1, .C = 7, .experts = 3, .choices = 1},
+        {.T = 1, .C = 2000, .experts = 300, .choices = 2},
+    };
+    for (int i = 0; i < 3; i++) {
+        OpsShape shape = shapes[i];
+        int64_t most = 0;
+        for (shape.rows = 1; shape.rows < 40000; shape.rows++) {
+            const int64_t parts = router_parts(shape.rows, shape.experts, shape.C);
+            most = max_i64(most, parts > 1 ? parts * shape.experts * shape.C * 4 : 0);
+            assert_true(most <= experts_scratch_bytes(shape));
+        }
+    }
+}
+#endif
+
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
@@ -3803,6 +3825,8 @@ int main(void) {
         cmocka_unit_test(test_products_bf16),
         cmocka_unit_test(test_tilings),
         cmocka_unit_test(test_optimizers),
+#else
+        cmocka_unit_test(test_scratch_of_routers),
 #endif
     };
     memcpy(tests + count, others, sizeof others);

@@ -278,14 +278,17 @@ __global__ void router_weight_finish_kernel(float *dweight, const float *sums, i
     for (int64_t part = 0; part < parts; part++) { total += sums[part * n + i]; }
     dweight[i] = total;
 }
-// Parts of the tokens, whose sums are added afterwards.
-static inline int64_t router_parts(int64_t N, int64_t E, int64_t C) {
-    const int64_t blocks = max_i64(1, ceil_div(C, WEIGHT_CHANNELS) * ceil_div(E, WEIGHT_EXPERTS)),
-                  wanted = min_i64(ceil_div(WEIGHT_BLOCKS, blocks), ceil_div(N, WEIGHT_TOKENS));
-    return N ? ceil_div(N, ceil_div(N, wanted)) : 1; // of equally many
+// Parts of the tokens, equally many in each, whose sums are added afterwards: at most so many.
+static inline int64_t router_parts_most(int64_t N, int64_t E, int64_t C) {
+    const int64_t blocks = max_i64(1, ceil_div(C, WEIGHT_CHANNELS) * ceil_div(E, WEIGHT_EXPERTS));
+    return min_i64(ceil_div(WEIGHT_BLOCKS, blocks), ceil_div(N, WEIGHT_TOKENS));
 }
+static inline int64_t router_parts(int64_t N, int64_t E, int64_t C) {
+    return N ? ceil_div(N, ceil_div(N, router_parts_most(N, E, C))) : 1;
+}
+// Enough for fewer rows, too, of which there may be more parts.
 static inline int64_t experts_scratch_bytes(OpsShape shape) {
-    const int64_t N = shape.rows * shape.T, parts = router_parts(N, shape.experts, shape.C);
+    const int64_t N = shape.rows * shape.T, parts = router_parts_most(N, shape.experts, shape.C);
     return max_i64(order_numbers(N * shape.choices),
                    parts > 1 ? parts * shape.experts * shape.C : 0) *
            4;

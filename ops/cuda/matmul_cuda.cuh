@@ -252,8 +252,8 @@ static inline MatmulPlan *find_matmul_plan(struct Matmuls *m, const MatmulKey *k
 // column-major (C, N) matrix. d: Reals, or with out_fp32 floats.
 // rows_vary: the number of rows of the row-major matrices that are no weights (n, or k of a weight
 // gradient) is another one each time. The plan is that of the next power of two, and relies on
-// alignments of 16 bytes at most: else there would be as many plans as numbers of rows. It is not
-// timed.
+// alignments that every row has, of 16 bytes at most: else there would be as many plans as numbers
+// of rows, and bits would depend on where rows lie. It is not timed.
 typedef struct {
     int64_t m, n, k;
     void *d;
@@ -296,10 +296,15 @@ static inline int64_t power_of_2_from(int64_t n) {
 }
 static inline MatmulKey matmul_key(const Product *x, const Epilogue *e) {
     const bool gradient = x->b_transposed; // of weights: the rows are in k
-    const unsigned most = x->rows_vary ? 16 : 256;
+    const int64_t real = (int64_t)ops_real_bytes(), out = x->out_fp32 ? 4 : real;
+    const int64_t row_bytes[] = {(x->a_transposed ? x->k : x->m) * real,
+                                 (x->b_transposed ? x->n : x->k) * real, x->m * out, 0, 0};
     const void *pointers[] = {x->a, x->b, x->d, e->bias, e->pre_gelu};
     unsigned aligned[5];
-    for (int i = 0; i < 5; i++) { aligned[i] = (unsigned)min_i64(most, alignment_of(pointers[i])); }
+    for (int i = 0; i < 5; i++) { // where rows vary, as any row is aligned
+        const uintptr_t row = x->rows_vary ? 16 | (uintptr_t)row_bytes[i] : 0;
+        aligned[i] = alignment_of((const void *)((uintptr_t)pointers[i] | row));
+    }
     const MatmulKey key = {.m = x->m,
                            .n = x->rows_vary && !gradient ? power_of_2_from(x->n) : x->n,
                            .k = x->rows_vary && gradient ? power_of_2_from(x->k) : x->k,
