@@ -1648,6 +1648,11 @@ class Failures(TestCase):
             dict(val="nothing_*.bin", val_every=1),
             "--val nothing_*.bin",
         ),
+        (
+            "validation of no batch",
+            dict(val_every=1, val_batches=0),
+            "--val-batches 0: a validation of nothing has no loss",
+        ),
         ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"),
         ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
         ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"),
@@ -1674,6 +1679,11 @@ class Failures(TestCase):
             "a token above the vocabulary",
             dict(train=shard(golden_tokens() + [101])),
             "tokens.bin",
+        )
+        yield (
+            "validation of no whole window",
+            dict(val=shard(golden_tokens()[:T]), val_every=1, val_batches=-1),
+            f"one window of {T} tokens and one more for --val-batches -1, found {T} tokens",
         )
         yield "torn shard", dict(train=put("tokens.bin", get(TOKENS)[:-1])), "tokens.bin"
         yield "a model as shard", dict(train=MODEL), MODEL
