@@ -770,6 +770,10 @@ class Resume(TestCase):
         losses = train(**still, out=out, steps=7, resume=1, batch_tokens=5 * T).losses()
         means = [sum(alone[k : k + 5]) / 5 for k in (12, 17, 22)]
         self.assert_close(losses, means, SAME)
+        epoch = dict(still, out=out, steps=-1, resume=1, batch_tokens=4 * T, save_every=9)
+        for made in (4, 0):  # 16 of 28 samples are left; none
+            job = train(**epoch)
+            self.assertEqual((job.of("start")[0]["steps"], len(job.steps())), (8, made))
 
     def test_before_the_first_checkpoint(self):
         """The run starts from the beginning, says so, and adds to the log of the one that was
@@ -1648,6 +1652,7 @@ class Failures(TestCase):
             dict(val="nothing_*.bin", val_every=1),
             "--val nothing_*.bin",
         ),
+        ("an epoch of no step", dict(steps=-1, batch_tokens=29 * T), "--steps -1 is one epoch"),
         (
             "validation of no batch",
             dict(val_every=1, val_batches=0),
