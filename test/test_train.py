@@ -775,6 +775,17 @@ class Resume(TestCase):
             job = train(**epoch)
             self.assertEqual((job.of("start")[0]["steps"], len(job.steps())), (8, made))
 
+    def test_profile(self):
+        """Of the steps that the resumed run makes of those that are to be profiled."""
+        same = dict(out=os.path.join(scratch(), "out"), save_every=3)
+        train(**same, steps=3)
+        job = train(**same, steps=6, resume=1, profile_steps="2:5")
+        (event,) = job.of("profile")
+        self.assertEqual((event["first"], event["steps"]), (4, 2))
+        self.assertIn("profile of 2 steps from step 4 on, rank 0: ", job.out)
+        parts = [float(action["ms"]) for action in event["actions"]]
+        self.assert_close([event["ms"]], [sum(parts) + float(event["waiting_ms"])], 1e-9)
+
     def test_before_the_first_checkpoint(self):
         """The run starts from the beginning, says so, and adds to the log of the one that was
         lost."""
