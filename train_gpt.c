@@ -184,6 +184,11 @@ static bool forecasts_privacy(const Config *c) {
     globfree(&names);
     return found;
 }
+// Returns the last step of a run: --steps, or how far one pass over the data goes from here.
+static int64_t last_step(const Config *c, const Dataset *train, const Progress *p) {
+    if (c->options.steps >= 0) { return c->options.steps; }
+    return p->step + max_i64(train->windows - p->position, 0) / c->samples;
+}
 // Chooses what the flags leave open, and opens the data. --dry-run opens none, but for
 // forecasts_privacy().
 static void configure(Job *j) {
@@ -200,7 +205,14 @@ static void configure(Job *j) {
     const bool runs = !o->dry_run && !o->show_schedule;
     if (runs || forecasts_privacy(c)) { j->data = open_data(c, &j->spec, !runs); }
     const Dataset *train = &j->data.train;
-    const int64_t steps = o->steps >= 0 ? o->steps : train->windows / c->samples;
+    const Progress begin = {};
+    const int64_t steps = last_step(c, train, &begin);
+    if (runs && steps == 0 && o->steps) {
+        die(EXIT_INPUT, "give --steps N, more data or a smaller --batch-tokens",
+            "--steps -1 is one epoch: a step of %" PRId64 " samples is more than the %" PRId64
+            " windows of --train %s",
+            c->samples, train->windows, o->train);
+    }
     if (runs) { c->steps = steps; }
     if (o->steps) { // without training there is nothing to protect
         privacy_check_delta(o, o->dp_unit == DP_DOCUMENT ? train->documents : train->windows);
@@ -299,12 +311,16 @@ static void run_open(Run *r, const RunPlans *plans, Job *j) {
 }
 
 // Fills the parameters: from a checkpoint, a model file, or the seed.
-static void load_weights(Run *r, const ModelSpec *spec) {
+static void load_weights(Job *j) {
+    Run *r = &j->run;
+    const ModelSpec *spec = &j->spec;
     const Options *o = run_options(r);
     if (o->resume) {
         const Text path = checkpoint_resume(o->out, &r->store, &r->progress);
         r->first_step = r->journal.start_step = r->progress.step;
         r->journal.health.saved = r->progress.step;
+        // a step may have another number of samples than before
+        j->config.steps = last_step(&j->config, &j->data.train, &r->progress);
         if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
@@ -528,7 +544,7 @@ static void prepare(Job *j) {
     matmuls_choose(&j->matmuls, o, &plan->model, &plan->shape, j->machine.rates.flops_per_s,
                    &j->stream, &j->comm);
     run_open(r, &j->plans, j);
-    load_weights(r, &j->spec);
+    load_weights(j);
     begin_privacy(r);
     store_wait_all(&r->store);
     TextBuffer line = {};

@@ -53,7 +53,10 @@ static inline Profile profile_make(const Options *o, int actions) {
 static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (step < p->first || step > p->last) { return; }
     ops_wait(e->stream); // for work of the step before
-    if (!p->steps) { ops_profiler(true); }
+    if (!p->steps) {
+        p->first = step; // a resumed run may begin after the one that was asked for
+        ops_profiler(true);
+    }
     memset(p->marked, 0, p->actions * sizeof(bool));
     e->marks = p->marks;
     e->marked = p->marked;

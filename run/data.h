@@ -24,6 +24,19 @@ static inline int64_t validation_samples(const Config *c, const Dataset *val) {
     int64_t all = val->windows, asked = c->options.val_batches * c->samples;
     return asked < 0 || (val->labels && asked > all) ? all : asked;
 }
+// Refuses a validation of no samples, which has no loss.
+static inline void check_validation(const Config *c, const Dataset *val) {
+    const Options *o = &c->options;
+    if (validation_samples(c, val)) { return; }
+    if (!o->val_batches) {
+        die(EXIT_INPUT, "--val-every 0 asks for no validation",
+            "--val-batches 0: a validation of nothing has no loss");
+    }
+    die(EXIT_INPUT, "use a smaller --seq-len or more data; --val-batches 1 begins it again",
+        "--val %s: expected at least one window of %" PRId64
+        " tokens and one more for --val-batches -1, found %" PRId64 " tokens",
+        o->val, val->options.T, val->tokens);
+}
 // Returns the tokenizer file that a checkpoint was trained with: a copy in the folder of its run,
 // or where its manifest says that the file was. Returns NULL if it is not there, and in `path`
 // where it was; "" if the checkpoint has none.
@@ -260,6 +273,7 @@ static inline Data open_data(const Config *c, const ModelSpec *spec, bool train_
     if (*o->hellaswag && !train_alone) { d.hellaswag = choices_open(o->hellaswag, hellaswag); }
     check_tokenizers(o, &d, vocab, file);
     if (validates) {
+        check_validation(c, &d.val);
         d.val_bytes = dataset_target_bytes(&d.val, &d.tokenizer, validation_samples(c, &d.val));
     }
     return d;

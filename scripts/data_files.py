@@ -243,6 +243,10 @@ class ShardWriter:
     def held(self):
         return len(self.pending) // self.width
 
+    def received(self):
+        """Tokens, those that wait for the next shard too."""
+        return self.tokens + self.held()
+
     def write(self, packed):
         if not self.file:
             self.begin()

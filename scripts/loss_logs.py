@@ -114,7 +114,7 @@ def read_train_gpt(curve):
     for kind, losses in (("train", run.train), ("val", run.val)):
         for step, loss in losses.items():
             curve.add(kind, step, loss)
-    curve.lost = set() if run.hides else set(run.lost) - run.train.keys()
+    curve.lost = set() if run.hides else set(run.lost) & run.costs.keys() - run.train.keys()
     try:
         for step, tokens in run.positions("tokens").items():
             curve.add("tokens", step, tokens)

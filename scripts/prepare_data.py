@@ -32,8 +32,8 @@ What always holds:
   - A document is preceded by the end-of-text token, and is either training or validation as a
     whole. A plain text file is one document, or what --per-line or --split-end-of-text make of it;
     a record is one. Where all files are plain text, identical ones are taken once, and where there
-    is just one, its last part becomes validation. Of records a checksum of the text decides: equal
-    ones are on one side.
+    is just one, its last part becomes validation, but with --val-tokens. Of records a checksum of
+    the text decides: equal ones are on one side.
   - Text is UTF-8. The byte vocabulary ends texts with the NUL byte, which no text may have.
   - Files that hold text in another form (tables: UNREAD in text_sources.py) are refused by their
     names, also in folders. Archives and binary files are left out. What is left out is said.
@@ -620,7 +620,7 @@ class Run:
         if part.side:
             self.side = part.side
         elif part.begins:
-            few = self.writers["val"].tokens < self.options.val_tokens
+            few = self.writers["val"].received() < self.options.val_tokens
             self.side = "val" if few else "train"
         return self.side
 

@@ -158,7 +158,7 @@ def optimizer_of(flags):
 
 
 def how_far(run):
-    total, seconds = run.total(), sum(cost["time"] or 0 for cost in run.costs.values())
+    total, seconds = run.total(), run.spent("time")
     state = "The run ended at step" if run.end else "The log ends, without an end, at step"
     text = f"{state} {count(run.step)}" + (f" of {count(total)}" if total else "")
     if seconds and not run.hides:
@@ -457,7 +457,11 @@ def add_schedule(page):
 
 def add_samples(page):
     samples = {
-        run: [e for e in run.others if e["event"] == "sample" and isinstance(e.get("text"), str)]
+        run: {
+            str(e.get("step")): e["text"]
+            for e in run.others
+            if e["event"] == "sample" and isinstance(e.get("text"), str)
+        }
         for run in page.runs
         if not run.hides
     }
@@ -470,9 +474,9 @@ def add_samples(page):
         )
 
     def of(run):
-        for event in samples.get(run, [])[-SAMPLES:]:
-            page.note(f"step {event.get('step')}")
-            page.add(f"<pre>{escape(event['text'])}</pre>")
+        for step, text in [*samples.get(run, {}).items()][-SAMPLES:]:
+            page.note(f"step {step}")
+            page.add(f"<pre>{escape(text)}</pre>")
 
     page.each(of)
 
@@ -569,10 +573,10 @@ def results(run):
         found["lowest validation loss"] = f"{min(run.val.values()):.4f}"
     if run.bits_per_byte is not None:
         found["bits/byte"] = f"{run.bits_per_byte:.4f}"
-    seconds, tokens = (sum(c[axis] or 0 for c in run.costs.values()) for axis in ("time", "tokens"))
+    seconds, tokens = run.spent("time"), run.spent("tokens")
     if seconds and not run.hides:
         found["training time"] = seconds_text(seconds)
-        found["tokens/s"] = count(tokens / seconds)
+        found["tokens/s"] = count((tokens or 0) / seconds)
     memory = number(inner(run.end or run.start, "memory", "predicted"), "device")
     if memory is None:
         memory = number(inner(run.start, "predicted", "memory"), "device")

@@ -1,8 +1,9 @@
 """run_log.py: reads the logs of train_gpt (--log FILE; docs/formats.md has the events), for
 plot.py, watch.py, report.py and whoever else looks at a run.
 
-A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are
-no event (a run was killed while it wrote, or another program did) are counted and passed over.
+A resumed run appends to its log: the later event of a step replaces the earlier one, and what came
+after the step from which a run was resumed counts no more. Lines that are no event (a run was
+killed while it wrote, or another program did) are counted and passed over.
 Nothing in a log is trusted: numbers that are too large to compute with count as missing.
 """
 
@@ -95,6 +96,7 @@ class Run:
     def begin(self):
         self.start, self.end = {}, {}  # the last events of these kinds
         self.starts = []  # the step before each start
+        self.resumes = False  # whether no step has followed the last start
         self.last, self.step = "", 0  # kind of the last event, its step
         self.train, self.val = {}, {}  # step -> loss in nats per token
         self.vals = {}  # step -> its validation, the newest one last
@@ -121,6 +123,8 @@ class Run:
 
     def add(self, event):
         self.last, step = event["event"], event.get("step")
+        if self.resumes and self.last in ("step", "val") and is_count(step):
+            self.forget(step - (self.last == "step"))
         if self.last == "start":
             self.add_start(event)
         elif self.last == "end":
@@ -142,8 +146,17 @@ class Run:
         else:
             self.others.append(event)
 
+    def forget(self, done):
+        """What an earlier start has of later steps: this one goes on from `done` updates."""
+        self.resumes = False
+        for values in (self.train, self.val, self.vals, self.costs, *self.series.values()):
+            for later in [step for step in values if step > done]:
+                del values[later]
+        self.others = [e for e in self.others if not (number(e, "step") or 0) > done]
+
     def add_start(self, event):
         self.starts.append(self.step)
+        self.resumes = True
         inner(event, "flags").pop("dp-key", None)  # nobody is to see it
         self.start, self.end, self.joules = event, {}, 0
         self.hides |= self.private() and not inner(event, "flags").get("dp-show-private")
@@ -227,6 +240,13 @@ class Run:
             total += each * gap
             where[step], before = total, step
         return {**dict.fromkeys(waiting, total), **where}
+
+    def spent(self, axis):
+        """By all steps, those between logged ones too; None where the log does not tell."""
+        try:
+            return max(self.positions(axis).values(), default=None)
+        except BadLog:
+            return None
 
     def points(self, losses, axis):
         """Positions and losses, in the order of steps."""

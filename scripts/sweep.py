@@ -276,12 +276,9 @@ def measure(run):
         row["best val"] = log.val[row["at step"]]
     if log.train:
         row["train loss"] = log.train[max(log.train)]
-    seconds, tokens = (
-        sum(cost[axis] or 0 for cost in log.costs.values()) for axis in ("time", "tokens")
-    )
-    row["time (s)"], row["tokens/s"] = round(seconds, 1), (
-        round(tokens / seconds) if seconds else None
-    )
+    seconds, tokens = log.spent("time") or 0, log.spent("tokens") or 0
+    row["time (s)"] = round(seconds, 1)
+    row["tokens/s"] = round(tokens / seconds) if seconds else None
     return row
 
 

@@ -583,7 +583,7 @@ def documents_of(block, rules, forbidden, bad):
             bad(f"{block.path}: record {number}: {reason}", len(data))
             continue
         for part in text.split(rules.split) if rules.split else [text]:
-            part = part.strip("\n") if rules.split else part
+            part = part.strip("\r\n") if rules.split else part
             if part:
                 yield part
 

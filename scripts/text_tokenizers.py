@@ -321,7 +321,9 @@ class JsonTokenizer(TextTokenizer):
             os.close(kept)
 
     def ids(self, text):
-        return self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        """Without the token that ends texts, which some models have for the word that spells it."""
+        found = self.model.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [i for i in found if i != self.end_of_text] if self.end_of_text in found else found
 
     def encode(self, text):
         return self.pack(self.ids(text))

@@ -90,6 +90,11 @@ def faults(run, silent):
     return "; ".join(found) or "none"
 
 
+def listed(*parts):
+    """The values of (form, value) that are known."""
+    return ", ".join(form.format(value) for form, value in parts if value is not None)
+
+
 def rows(run, silent):
     """Names and texts of the lines above the curve."""
     total, flags = run.total(), inner(run.start, "flags")
@@ -105,17 +110,20 @@ def rows(run, silent):
     ending = f", {clock(left)} left, ends around {end}" if goes_on else ""
     yield "step", f"{state} {run.step}" + (f" of {total}" if total else "") + ending
     if run.steps:
-        speed = run.mean("tokens_per_s") or 0
-        yield "speed", (
-            f"{speed:,.0f} tokens/s, {step_time((run.mean('ms') or 0) / 1000)} a step,"
-            f" MFU {100 * (run.mean('mfu') or 0):.1f} %"
+        ms, mfu = run.mean("ms"), run.mean("mfu")
+        yield "speed", listed(
+            ("{:,.0f} tokens/s", run.mean("tokens_per_s")),
+            ("{} a step", None if ms is None else step_time(ms / 1000)),
+            ("MFU {:.1f} %", None if mfu is None else 100 * mfu),
+            ("{:.3g} TFLOP/s", run.mean("tflops") if mfu is None else None),
         )
     recent = [event["loss"] for event in run.steps if is_number(event.get("loss"))]
     if recent:
-        norm, lr = (number(run.steps[-1], key) or 0 for key in ("grad_norm", "lr"))
-        yield "loss", (
-            f"{recent[-1]:.4f}, mean of {len(recent)}: {sum(recent) / len(recent):.4f},"
-            f" norm {norm:.3f}, lr {lr:.2e}"
+        yield "loss", listed(
+            ("{:.4f}", recent[-1]),
+            (f"mean of {len(recent)}: {{:.4f}}", sum(recent) / len(recent)),
+            ("norm {:.3f}", number(run.steps[-1], "grad_norm")),
+            ("lr {:.2e}", number(run.steps[-1], "lr")),
         )
     val = [*run.vals.values()][-1] if run.vals else {}
     if is_number(val.get("loss")):

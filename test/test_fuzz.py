@@ -219,15 +219,16 @@ class Shard(File):
     def use(self, draw, path, data):
         windows, shuffle = draw.choice(("continuous", "document")), draw.randrange(2)
         if draw.random() < 0.3:
-            return flags(
-                val=path, val_every=1, val_batches=draw.choice((1, -1)), steps=0
-            ), self.verdict(data, "continuous", 0)
+            batches = draw.choice((1, -1))
+            changes = flags(val=path, val_every=1, val_batches=batches, steps=0)
+            return changes, self.verdict(data, "continuous", batches < 0)
         return flags(train=path, windows=windows, shuffle=shuffle), self.verdict(
             data, windows, shuffle
         )
 
     @staticmethod
-    def verdict(data, windows, shuffle):
+    def verdict(data, windows, whole):
+        """whole: continuous windows must not go on at token 0."""
         width = Shard.widths.get((word(data, 0), word(data, 1))) if len(data) >= 1024 else None
         if not width or len(data) != 1024 + width * word(data, 2):
             return REFUSED
@@ -241,7 +242,7 @@ class Shard(File):
         if word(data, 3):
             return EITHER  # labelled shards have rules of their own
         if windows == "continuous":
-            return TAKEN if not shuffle or len(tokens) > T else REFUSED
+            return TAKEN if not whole or len(tokens) > T else REFUSED
         starts = [i for i, token in enumerate(tokens) if token == 0]  # of documents
         lengths = [b - a for a, b in zip([0, *starts], [*starts, len(tokens)])]
         return TAKEN if starts and max(lengths) >= 2 else REFUSED

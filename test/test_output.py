@@ -435,6 +435,14 @@ class Watch(harness.TestCase):
         log = self.log(self.START, self.step(1, ms=500.0))
         self.assertIn("500.0 ms a step", script("watch.py", log).stdout)
 
+    def test_what_is_not_known(self):
+        """No figure stands for it: of a step that is faster than the peak, or whose gradients are
+        not finite."""
+        log = self.log(self.START, dict(self.step(1), mfu=None, tflops=0.25, grad_norm=None))
+        page = script("watch.py", log).stdout
+        self.assertIn("\nspeed      1,000 tokens/s, 10.00 ms a step, 0.25 TFLOP/s\n", page)
+        self.assertIn("\nloss       2.0000, mean of 1: 2.0000, lr 1.00e-03\n", page)
+
     def test_long_steps(self):
         for ms, text in ((3520, "3.52 s"), (722e3, "12.0 min"), (9e6, "2.5 h"), (3e8, "3.5 d")):
             log = self.log(self.START, self.step(1, ms=float(ms)))

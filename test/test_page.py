@@ -332,6 +332,18 @@ class Text(Pages):
             except report.BadLog:
                 pass
 
+    def test_between_logged_steps(self):
+        """Of --log-every 50, steps of 10 tokens and 0.01 s; a sample that was made again counts
+        once."""
+        sample = [{"event": "sample", "step": 100, "text": text} for text in ("before", "after")]
+        logged = [step(n) for n in (1, 50, 100)]
+        other = self.log(start(), step(1), name="other/log.jsonl")
+        folder = self.log(start(), *logged, sample[0], start(), step(100), sample[1])
+        self.assertIn("at step 100 after 1 s of training", self.page(folder).text)
+        page = self.page(folder, other)
+        for text, times in (("1 s", 1), ("1,000", 2), ("before", 0), ("after", 1)):
+            self.assertEqual(page.text.split("\n").count(text), times, text)
+
     def test_what_is_not_there(self):
         """A run of one rank without samples, validation or profile; a log by its own name."""
         events = [start(flags={}), step(1), {"event": "end"}]

@@ -156,6 +156,9 @@ class Records(Prepares):
         self.assertEqual(self.documents("train"), [a, b, c])
         self.prepare(*common, "--split-end-of-text", setup="s.BLOCK = 11")
         self.assertEqual(self.documents("train"), [a, b, c])
+        windows = self.write("e.txt", f"{a}\r\n{END}\r\n{b}\r\n{END}")
+        self.prepare("--val-fraction", "0", windows, "--split-end-of-text")
+        self.assertEqual(self.documents("train"), [a, b])
         self.prepare("--val-fraction", "0", self.lines("c.jsonl", [a + END + b, c]))
         self.assertEqual(self.documents("train"), [a + END + b, c])
         self.prepare(
@@ -186,11 +189,12 @@ class Records(Prepares):
     def test_validation_first(self):
         found = texts(300)
         lines = self.lines("a.jsonl", found)
-        self.prepare(lines, "--val-tokens", "2000", setup="s.BLOCK = 900")
-        val = self.documents("val")
-        self.assertEqual(val + self.documents("train"), found)
-        size = sum(len(text.encode()) + 1 for text in val)
-        self.assertTrue(2000 <= size < 2000 + 1 + len(val[-1].encode()))
+        for shards in ((), ("--shard-tokens", "1990")):
+            self.prepare(lines, "--val-tokens", "2000", *shards, setup="s.BLOCK = 900")
+            val = self.documents("val")
+            self.assertEqual(val + self.documents("train"), found)
+            size = sum(len(text.encode()) + 1 for text in val)
+            self.assertTrue(2000 <= size < 2000 + 1 + len(val[-1].encode()), size)
         said = self.prepare(lines, "--val-tokens", "1000000", code=EXIT_INPUT)[0]
         self.assertIn("tokens are validation", said)
 
@@ -1098,6 +1102,23 @@ t.JsonTokenizer.ids, t.JsonTokenizer.whole = fails, False"""
         self.assertEqual(tokens.count(data["added_tokens"][0]["id"]), 2)
         for flags in ((), ("--tokenizer", "gpt2"), ("--images",)):
             self.prepare(*flags, "--end-of-text", "x", code=EXIT_INPUT)
+
+    @need("tokenizers")
+    def test_end_of_text_that_is_a_word(self):
+        """A model that has a token for the word that spells it: it ends no document, and what is
+        lost is said."""
+        found = [*texts(60), "a" + END + "b"]
+        words = [END, "<unk>", *sorted({*"".join(found)})]
+        vocabulary = [[word, -i] for i, word in enumerate(words)]
+        model = {"type": "Unigram", "unk_id": 1, "vocab": vocabulary}
+        end = dict(id=0, content=END, single_word=False, lstrip=False, rstrip=False,
+                   normalized=False, special=True)
+        path = self.write("t.json", json.dumps(dict(added_tokens=[end], model=model)))
+        lines = self.lines("a.jsonl", found)
+        said = self.prepare(lines, "--tokenizer", path, "--val-fraction", "0")[0]
+        tokens = struct.iter_unpack("<H", self.shards()["_train_000000.bin"][1024:])
+        self.assertEqual(sum(token == 0 for token, in tokens), len(found))
+        self.assertIn(f"the tokens do not give back {len(END)} bytes", said)
 
     @need("tokenizers")
     def test_long_tokens(self):

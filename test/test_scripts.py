@@ -31,6 +31,7 @@ SCRIPTS = ROOT / "scripts"
 BARE = sys.executable, "-S", "-I"  # a Python without packages
 
 script_runs.load("prepare_data", "plot", "matplotlib.pyplot", "tiktoken")
+import loss_logs  # noqa: E402
 import plot  # noqa: E402  what it draws is compared, not the picture
 import run_log  # noqa: E402
 import text_sources  # noqa: E402  the one test of an inner function needs it
@@ -917,6 +918,32 @@ class Plot(InFolder):
         self.assertEqual(run.legend(), "a (validation 4.5000, 1.2500 bits/byte)")
         losses = [9.0, 5.0, 5.0, 5.0, 5.0]
         self.assertEqual(run.points(run.train, "steps"), ([1, 3, 4, 5, 6], losses))
+
+    def test_fewer_steps_after_a_resume(self):
+        """What an earlier start has after the step from which the run was resumed counts no more,
+        but for the steps that were lost."""
+        log = self.log(
+            "a.jsonl",
+            {"event": "start"},
+            *self.steps(1, 9, 9.0),
+            {"event": "val", "step": 4, "loss": 8.0},
+            {"event": "step", "step": 9, "loss": None},
+            {"event": "val", "step": 9, "loss": 1.0},
+            {"event": "sample", "step": 9, "text": "x"},
+            {"event": "start"},
+            *self.steps(5, 7, 5.0),
+            {"event": "val", "step": 6, "loss": 4.5},
+            {"event": "end"},
+            {"event": "start"},
+            {"event": "val", "step": 6, "loss": 4.25},  # of no more steps
+            {"event": "end"},
+        )
+        (run,) = run_log.load_all([log])
+        self.assertEqual(run.legend(), "a (validation 4.2500)")
+        self.assertEqual([*run.train.items()][-3:], [(4, 9.0), (5, 5.0), (6, 5.0)])
+        self.assertEqual((run.val, run.others, run.lost), ({4: 8.0, 6: 4.25}, [], [9]))
+        curve = loss_logs.read_curve(log)
+        self.assertEqual((curve.train, curve.lost), (run.train, set()))
 
     def test_axes(self):
         """Time, tokens and energy are those of the steps that count, over all resumptions; energy

@@ -770,6 +770,21 @@ class Resume(TestCase):
         losses = train(**still, out=out, steps=7, resume=1, batch_tokens=5 * T).losses()
         means = [sum(alone[k : k + 5]) / 5 for k in (12, 17, 22)]
         self.assert_close(losses, means, SAME)
+        epoch = dict(still, out=out, steps=-1, resume=1, batch_tokens=4 * T, save_every=9)
+        for made in (4, 0):  # 16 of 28 samples are left; none
+            job = train(**epoch)
+            self.assertEqual((job.of("start")[0]["steps"], len(job.steps())), (8, made))
+
+    def test_profile(self):
+        """Of the steps that the resumed run makes of those that are to be profiled."""
+        same = dict(out=os.path.join(scratch(), "out"), save_every=3)
+        train(**same, steps=3)
+        job = train(**same, steps=6, resume=1, profile_steps="2:5")
+        (event,) = job.of("profile")
+        self.assertEqual((event["first"], event["steps"]), (4, 2))
+        self.assertIn("profile of 2 steps from step 4 on, rank 0: ", job.out)
+        parts = [float(action["ms"]) for action in event["actions"]]
+        self.assert_close([event["ms"]], [sum(parts) + float(event["waiting_ms"])], 1e-9)
 
     def test_before_the_first_checkpoint(self):
         """The run starts from the beginning, says so, and adds to the log of the one that was
@@ -1648,6 +1663,12 @@ class Failures(TestCase):
             dict(val="nothing_*.bin", val_every=1),
             "--val nothing_*.bin",
         ),
+        ("an epoch of no step", dict(steps=-1, batch_tokens=29 * T), "--steps -1 is one epoch"),
+        (
+            "validation of no batch",
+            dict(val_every=1, val_batches=0),
+            "--val-batches 0: a validation of nothing has no loss",
+        ),
         ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"),
         ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
         ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"),
@@ -1674,6 +1695,11 @@ class Failures(TestCase):
             "a token above the vocabulary",
             dict(train=shard(golden_tokens() + [101])),
             "tokens.bin",
+        )
+        yield (
+            "validation of no whole window",
+            dict(val=shard(golden_tokens()[:T]), val_every=1, val_batches=-1),
+            f"one window of {T} tokens and one more for --val-batches -1, found {T} tokens",
         )
         yield "torn shard", dict(train=put("tokens.bin", get(TOKENS)[:-1])), "tokens.bin"
         yield "a model as shard", dict(train=MODEL), MODEL
