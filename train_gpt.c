@@ -320,7 +320,8 @@ static void load_weights(Job *j) {
         r->first_step = r->journal.start_step = r->progress.step;
         r->journal.health.saved = r->progress.step;
         // a step may have another number of samples than before
-        j->config.steps = last_step(&j->config, &j->data.train, &r->progress);
+        j->config.steps = j->plans.config.steps =
+            last_step(&j->config, &j->data.train, &r->progress);
         if (r->comm->rank == 0) { report_resumed(path.at, &r->progress, r->plan->config); }
     } else if (spec->begun.units) {
         checkpoint_begin(o->model, &r->store, &spec->begun,
