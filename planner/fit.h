@@ -535,7 +535,7 @@ static inline void fit_make_models(FitPipelines *l, const FitWay *one, const Uni
         const GptModel m = fit_spec(f, &w).model;
         const UnitTimes waiting = fit_times(f, &w, *times);
         l->models[i] = plan_model_of_run(&m, &shape, &waiting, f->machine.threads,
-                                         &optimizers[f->config->options.optimizer]);
+                                         &f->machine.rates, &f->config->options);
     }
 }
 // Tries pipelines, the most promising ones first. one: a way with one stage.

@@ -441,13 +441,32 @@ static inline double plan_buffers(const PlanModel *m, double rows) {
     const double low = ldexp(1, i);
     return m->buffers[i] + (rows - low) / low * (m->buffers[i + 1] - m->buffers[i]);
 }
-// Returns the bytes that an optimizer of whole matrices needs in a stage, as if waves
-// (state/matrices.h) began with it, and its ranks divided them evenly.
+// Returns how many blocks of a stage an optimizer of whole matrices treats together, as if waves
+// (state/matrices.h) began with the stage; 0: it treats none.
+static inline double plan_wave(const PlanModel *m, int blocks, int replicas) {
+    const int count = m->matrices.count;
+    return count ? (double)min_i64(blocks, matrices_wave_blocks(count, replicas)) : 0;
+}
+// Returns the seconds in which the matrices of a stage travel to their homes, become orthogonal,
+// and travel back, as if the ranks divided each wave as evenly as its largest matrix allows.
+static inline double plan_matrices_s(const PlanTask *t, int first, int end,
+                                     const PlanRanks *ranks) {
+    const PlanMatrices *x = &t->model->matrices;
+    const int blocks = plan_blocks(t->model, first, end);
+    const double wave = plan_wave(t->model, blocks, ranks->n);
+    if (wave == 0) { return 0; }
+    // in each direction a rank sends all but its own part of its slice: half of an all-reduce
+    const double sent = blocks * x->of_matrices / ranks->n,
+                 messages = plan_all_reduce_s(&t->cluster, ranks, t->own_messages, sent);
+    return ranks->slowness * blocks / wave * fmax(wave * x->block_s / ranks->n, x->longest_s) +
+           messages;
+}
+// Returns the bytes that an optimizer of whole matrices needs in a stage, whose ranks divide each
+// wave evenly.
 static inline double plan_matrices(const PlanModel *m, int first, int end, int replicas) {
     const PlanMatrices *x = &m->matrices;
-    const int blocks = plan_blocks(m, first, end);
-    if (!x->count || !blocks) { return 0; }
-    const double wave = (double)min_i64(blocks, matrices_wave_blocks(x->count, replicas));
+    const double wave = plan_wave(m, plan_blocks(m, first, end), replicas);
+    if (wave == 0) { return 0; }
     return x->scratch + wave * x->block / replicas +
            (replicas > 1 ? wave * x->of_matrices / replicas + x->largest : 0);
 }
@@ -600,7 +619,8 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         c->reduce[s] = plan_sums_s(t, &here, plan_summed_bytes(m, first, end, here.n));
         const double sums = plan_exposed_s(t, p, first, end, &here, false, t->sum_share),
                      gathers = plan_exposed_s(t, p, first, end, &here, true, t->gather_share);
-        c->reduce_late[s] = sums + max_f64(0, gathers - fill);
+        c->reduce_late[s] =
+            sums + max_f64(0, gathers - fill) + plan_matrices_s(t, first, end, &here);
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
             double bytes = p->micro_batch * m->cut[end];

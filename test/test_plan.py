@@ -124,6 +124,7 @@ class Plan(unittest.TestCase):
             gpu = draw.choice(("a100", "h100", "v100", "l40s"))
             words = ["--cluster", f"{shape},gpu={gpu}", "--model", draw.choice(models)]
             words += ["--dtype", "bf16", "--seq-len", T, "--batch-tokens", tokens]
+            words += draw.choice(([], [], ["--optimizer", "muon"]))
             return [*words, "--zero", draw.choice((0, 1))]
 
         def ratio(words):
