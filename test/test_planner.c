@@ -355,6 +355,15 @@ static void test_counted_memory(void **state) {
     answer_find(a, &t, &o);
     assert_true(counted > 1 && t.memory < t.device && a->best.step_s >= free_s);
     assert_true(a->best.plan.stages && plan_most_memory(&a->best.plan, a->memory) <= 3e8);
+    // the other plans are counted, too, and those that do not fit are left out
+    a->others = 1;
+    a->other[0] = a->best;
+    answer_count_others(a, &t);
+    const double most = plan_most_memory(&a->other[0].plan, a->memory_of_other[0]);
+    assert_true(a->others == 1 && most == plan_most_memory(&a->best.plan, a->memory));
+    t.device = 0.99 * most;
+    answer_count_others(a, &t);
+    assert_int_equal(a->others, 0);
     t.device = t.memory = INFINITY;
     answer_find(a, &t, &o);
     assert_true(a->best.plan.stages && isinf(t.memory));
