@@ -161,15 +161,15 @@ static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *r
     comm_broadcast(comm, &cpu_update, sizeof cpu_update, 0);
     c->offload.cpu_update = cpu_update;
 }
-// Ends the program (EXIT_INPUT) if a plan for --cluster moves states at a rate that is not given.
-static inline void check_cluster_moves(const Plan *p) {
-    const Cluster *c = &p->machine->cluster;
-    if (!c->nodes) { return; }
-    if (p->predicted.copied.to_device + p->predicted.copied.to_host + p->predicted.offloaded > 0) {
+// Ends the program (EXIT_INPUT) if what is predicted for --cluster moves states at a rate that is
+// not given.
+static inline void check_cluster_moves(const Options *o, const Cluster *c, const Prediction *p) {
+    if (!*o->cluster) { return; }
+    if (p->copied.to_device + p->copied.to_host + p->offloaded > 0) {
         cluster_need(c, CLUSTER_LINK);
         cluster_need(c, CLUSTER_HOST);
     }
-    if (p->predicted.stored) { cluster_need(c, CLUSTER_DISK); }
+    if (p->stored) { cluster_need(c, CLUSTER_DISK); }
 }
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
@@ -246,10 +246,10 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
         choose_disk(c, plans->first, true, comm);
         plan_models(plans, c, rates, comm);
     }
-    check_cluster_moves(plans->first);
+    check_cluster_moves(o, &machine->cluster, &plans->first->predicted);
     plan_prove(plans->first);
     if (plans->later) {
-        check_cluster_moves(plans->later);
+        check_cluster_moves(o, &machine->cluster, &plans->later->predicted);
         plan_prove(plans->later);
     }
     check_budgets(o, &plans->needs, comm);

@@ -197,6 +197,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
     if (fits) {
         p->machine = &f->machine;
         const Prediction predicted = plan_predict(p, &stages);
+        check_cluster_moves(&f->config->options, &f->machine.cluster, &predicted);
         r.step_s = predicted.step_s;
         r.host = (double)predicted.host;
         for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
