@@ -214,6 +214,11 @@ static inline void plan_models(RunPlans *plans, Config *c, Rates *rates, Comm *c
         plan_delinked(plans, rates, comm);
     }
 }
+// Returns the bytes of host memory that this process takes anyway. Those of a process on --cluster
+// are not known: 0.
+static inline size_t machine_resident(const Machine *machine) {
+    return machine->cluster.nodes ? 0 : host_bytes("VmRSS:");
+}
 // Makes the plans of the run from a draft: its first plan, with all states on the device. *c
 // receives which states are offloaded, *machine what is measured for that, and the time of the
 // model's units. All ranks call it. Ends the program (EXIT_RESOURCES) if budgets cannot be kept.
@@ -223,7 +228,7 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
     const ModelSpec *spec = plans->asked;
     Rates *rates = &machine->rates;
     measure_and_choose_updater(c, plans->first, rates, stream, comm);
-    machine->resident = host_bytes("VmRSS:");
+    machine->resident = machine_resident(machine);
     plan_offloaded(&plans->first, c, spec, comm);
     note_disk(plans, 0, plans->first, rates, comm);
     const bool times = !c->privacy.on && !machine->cluster.nodes && !options_prompts(&c->given) &&
@@ -232,7 +237,7 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
         time_units(&rates->units, &spec->model, &plans->first->shape, rates->flops_per_s, stream);
     }
     // timing has made the process larger
-    machine->resident = host_bytes("VmRSS:");
+    machine->resident = machine_resident(machine);
     if (c->offload.disk) {
         const double frees = offload_disk_frees(&plans->first->store);
         if (comm_agree_max(comm, host_excess(plans->first) > frees)) {

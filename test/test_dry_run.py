@@ -466,14 +466,7 @@ class Rest(unittest.TestCase):
     def test_whatever_runs(self):
         """The prediction is the cluster's, however many processes make it."""
         words = ["--model", "d12", *BF16, "--zero", 3]
-        one, two = predict(*words), predict(*words, ranks=2)
-        for found in (one, two):
-            del (
-                found["predicted"]["memory"]["host"],
-                found["predicted"]["memory"]["device"],
-                found["predicted"]["memory"]["buffers"],
-            )  # threads differ
-        self.assertEqual(one, two)
+        self.assertEqual(predict(*words), predict(*words, ranks=2))
 
     def test_uneven_batch(self):
         """One sample more than ranks: the rank that has two of them decides."""
