@@ -196,6 +196,23 @@ class Plan(unittest.TestCase):
         found = list(filter(None, at_once(check, cases)))
         self.assertGreater(len(found), len(cases) / 3)
 
+    def test_memory_is_tight(self):
+        """Where ZeRO divides gradients, the search counts slots; else it would leave out what fits,
+        after plans that do not."""
+        for shape, capacity, zero, model, more in (
+            ("1x2", 0.02598, 3, "arch=nano,layers=2,vocab=300", (256, 4)),
+            ("1x4", 0.02267, 3, "layers=3,vocab=1000", (64, 4, "--optimizer", "sgd")),
+            ("1x3", 0.03704, 2, "arch=llama,layers=5,vocab=1000",
+             (64, 3, "--optimizer", "sgd", "--dtype", "bf16")),
+        ):
+            T, samples, *flags = more
+            rates = f"intra=100,inter=10,tflops=1,memory=1000,capacity={capacity}"
+            words = ["--cluster", f"{shape},{rates}", "--model", f"{model},heads=4,channels=256"]
+            words += ["--zero", zero, "--seq-len", T, "--batch-tokens", T * samples, *flags]
+            done = output_of(BINARY, "--plan", "--json", *words, env=ENVIRONMENT, text=True)
+            self.assertEqual(done.returncode, 0, (words, done.stderr))
+            self.assertTrue(json.loads(done.stdout)["predicted"]["fits"], words)
+
     def test_given(self):
         free, given = json.loads(plan("--json").stdout), json.loads(
             plan("--json", "--pipeline", "28:8,25:8", "--pipeline-warmup", "b").stdout
