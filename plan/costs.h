@@ -178,27 +178,23 @@ static inline double update_seconds(const Costs *c, const StatePlan *store, int 
            optimizer_update_bytes(store->optimizer) /
            (store->rows[storage].cpu_updates ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
-// Returns the seconds in which this rank makes the matrices of a storage orthogonal.
+// Returns the seconds in which a matrix is made orthogonal: as products of the model with as many
+// rows as its longer side.
+static inline double matrix_seconds(const Rates *rates, double iterations, const StoragePart *p) {
+    const double longer = (double)max_i64(p->rows, p->cols);
+    return iterations * orthogonalise_flops(p->rows, p->cols) * (1 + rates->half_tokens / longer) /
+           rates->flops_per_s;
+}
+// Returns the seconds in which a rank of full speed makes the matrices of a storage orthogonal.
 static inline double matrices_seconds(const Costs *c, const StatePlan *store, int storage) {
     const Matrices *x = &store->matrices;
     const int me = store->rows[storage].owners->all.me;
     double seconds = 0;
     for (int k = 0; k < x->count; k++) {
-        const StoragePart *p = &x->part[k];
-        if (!p->is_matrix || store->rows[storage].exchange.home[k] != me) { continue; }
-        // as products of the model with as many rows
-        const double longer = (double)max_i64(p->rows, p->cols);
-        seconds += c->iterations * orthogonalise_flops(p->rows, p->cols) *
-                   (1 + c->rates.half_tokens / longer) / c->rates.flops_per_s;
+        const bool mine = x->part[k].is_matrix && store->rows[storage].exchange.home[k] == me;
+        seconds += mine ? matrix_seconds(&c->rates, c->iterations, &x->part[k]) : 0;
     }
     return seconds;
-}
-// Returns the cost of DIRECT or ORTHOGONALISE.
-static inline ActionCost matrices_cost(const Costs *c, const StatePlan *store, const Action *a) {
-    ActionCost cost = collectives_cost(c, store, a);
-    cost.compute_s += a->kind == ACT_ORTHOGONALISE ? matrices_seconds(c, store, a->storage)
-                                                   : update_seconds(c, store, a->storage) / 2;
-    return cost;
 }
 // Returns the cost of moving a piece between host and disk, in parallel with all else.
 static inline ActionCost store_cost(const Costs *c, const StatePlan *store, const Action *a) {
@@ -344,6 +340,15 @@ static inline double slowness_of_rank(const Costs *c, int rank) {
            : c->program->ranks == 1 ? cluster_most_slowness(nodes)
                                     : cluster_slowness(nodes, program_job_rank(c->program, rank));
 }
+// Returns the cost of DIRECT or ORTHOGONALISE.
+static inline ActionCost matrices_cost(const Costs *c, int rank, const StatePlan *store,
+                                       const Action *a) {
+    ActionCost cost = collectives_cost(c, store, a);
+    cost.compute_s += a->kind == ACT_ORTHOGONALISE
+                          ? slowness_of_rank(c, rank) * matrices_seconds(c, store, a->storage)
+                          : update_seconds(c, store, a->storage) / 2;
+    return cost;
+}
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     const StatePlan *store = c->stores[rank];
@@ -374,7 +379,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_EXCHANGE:
     case ACT_EXCHANGE_BACK: return collectives_cost(c, store, a);
     case ACT_DIRECT:
-    case ACT_ORTHOGONALISE: return matrices_cost(c, store, a);
+    case ACT_ORTHOGONALISE: return matrices_cost(c, rank, store, a);
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:

@@ -160,15 +160,15 @@ static inline void measure_and_choose_updater(Config *c, const Plan *p, Rates *r
     comm_broadcast(comm, &cpu_update, sizeof cpu_update, 0);
     c->offload.cpu_update = cpu_update;
 }
-// Ends the program (EXIT_INPUT) if a plan for --cluster moves states at a rate that is not given.
-static inline void check_cluster_moves(const Plan *p) {
-    const Cluster *c = &p->machine->cluster;
-    if (!c->nodes) { return; }
-    if (p->predicted.copied.to_device + p->predicted.copied.to_host + p->predicted.offloaded > 0) {
+// Ends the program (EXIT_INPUT) if what is predicted for --cluster moves states at a rate that is
+// not given.
+static inline void check_cluster_moves(const Options *o, const Cluster *c, const Prediction *p) {
+    if (!*o->cluster) { return; }
+    if (p->copied.to_device + p->copied.to_host + p->offloaded > 0) {
         cluster_need(c, CLUSTER_LINK);
         cluster_need(c, CLUSTER_HOST);
     }
-    if (p->predicted.stored) { cluster_need(c, CLUSTER_DISK); }
+    if (p->stored) { cluster_need(c, CLUSTER_DISK); }
 }
 // Notes the disk space that the number-th model of the run needs. The first model that needs any
 // measures the disk's rate. All ranks call it.
@@ -213,6 +213,11 @@ static inline void plan_models(RunPlans *plans, Config *c, Rates *rates, Comm *c
         plan_delinked(plans, rates, comm);
     }
 }
+// Returns the bytes of host memory that this process takes anyway. Those of a process on --cluster
+// are not known: 0.
+static inline size_t machine_resident(const Machine *machine) {
+    return machine->cluster.nodes ? 0 : host_bytes("VmRSS:");
+}
 // Makes the plans of the run from a draft: its first plan, with all states on the device. *c
 // receives which states are offloaded, *machine what is measured for that, and the time of the
 // model's units. All ranks call it. Ends the program (EXIT_RESOURCES) if budgets cannot be kept.
@@ -222,7 +227,7 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
     const ModelSpec *spec = plans->asked;
     Rates *rates = &machine->rates;
     measure_and_choose_updater(c, plans->first, rates, stream, comm);
-    machine->resident = host_bytes("VmRSS:");
+    machine->resident = machine_resident(machine);
     plan_offloaded(&plans->first, c, spec, comm);
     note_disk(plans, 0, plans->first, rates, comm);
     const bool times = !c->privacy.on && !machine->cluster.nodes && !options_prompts(&c->given) &&
@@ -231,7 +236,7 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
         time_units(&rates->units, &spec->model, &plans->first->shape, rates->flops_per_s, stream);
     }
     // timing has made the process larger
-    machine->resident = host_bytes("VmRSS:");
+    machine->resident = machine_resident(machine);
     if (c->offload.disk) {
         const double frees = offload_disk_frees(&plans->first->store);
         if (comm_agree_max(comm, host_excess(plans->first) > frees)) {
@@ -245,10 +250,10 @@ static inline void plan_within_budgets(RunPlans *plans, Config *c, Machine *mach
         choose_disk(c, plans->first, true, comm);
         plan_models(plans, c, rates, comm);
     }
-    check_cluster_moves(plans->first);
+    check_cluster_moves(o, &machine->cluster, &plans->first->predicted);
     plan_prove(plans->first);
     if (plans->later) {
-        check_cluster_moves(plans->later);
+        check_cluster_moves(o, &machine->cluster, &plans->later->predicted);
         plan_prove(plans->later);
     }
     check_budgets(o, &plans->needs, comm);

@@ -69,7 +69,8 @@ static inline void plan_model_buffers(PlanModel *model, const GptModel *m,
     }
 }
 // Sets what an optimizer of whole matrices needs. real: compute precision.
-static inline void plan_model_matrices(PlanModel *model, const GptModel *m, DType real) {
+static inline void plan_model_matrices(PlanModel *model, const GptModel *m, DType real,
+                                       const Rates *rates, double iterations) {
     PlanMatrices *x = &model->matrices;
     StoragePart parts[MOST_PARTS];
     for (int k = gpt_storage_ranges(m, m->first_block, parts) - 1; k >= 0; k--) {
@@ -81,13 +82,16 @@ static inline void plan_model_matrices(PlanModel *model, const GptModel *m, DTyp
         x->of_matrices += bytes;
         x->largest = fmax(x->largest, bytes);
         x->scratch = fmax(x->scratch, (double)orthogonalise_bytes(p->rows, p->cols, real));
+        const double seconds = matrix_seconds(rates, iterations, p);
+        x->block_s += seconds;
+        x->longest_s = fmax(x->longest_s, seconds);
     }
 }
 // Returns the model for the planner. shape: of a micro-batch; its rows do not matter. threads: of a
-// rank.
+// rank. rates: of products.
 static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape,
-                                          const UnitTimes *times, int threads,
-                                          const Optimizer *optimizer) {
+                                          const UnitTimes *times, int threads, const Rates *rates,
+                                          const Options *o) {
     PlanModel model = plan_model_make(m->units);
     model.tied = gpt_is_tied(m) ? (double)gpt_storage_elements(m, m->classifier) : 0;
     if (gpt_expert_ranks(&m->config) > 1) {
@@ -95,7 +99,9 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         model.experts = (double)m->class_elements[STORAGE_EXPERTS] * sizeof(float);
     }
     plan_model_buffers(&model, m, shape, threads);
-    if (optimizer->cut == CUT_MATRICES) { plan_model_matrices(&model, m, shape->dtype); }
+    if (optimizers[o->optimizer].cut == CUT_MATRICES) {
+        plan_model_matrices(&model, m, shape->dtype, rates, (double)o->muon_steps);
+    }
     // a unit's output, and as much its gradient
     const double boundary = model.boundary;
     double activations = 0, waiting = 0, before = 0; // before: elements of the unit before
@@ -327,8 +333,8 @@ static inline void plan_run(Config *c, const ModelSpec *spec, const Machine *mac
     double *slowness = new_array(double, comm->ranks, "speeds of ranks");
     const UnitTimes times = given->nodes ? times_on_cluster(given, m, &shape)
                                          : times_measured_here(m, &shape, rates, comm, s, slowness);
-    PlanModel model =
-        plan_model_of_run(m, &shape, &times, machine->threads, &optimizers[o->optimizer]);
+    const Rates products = given->nodes ? cluster_rates(given, spec->dtype) : *rates;
+    PlanModel model = plan_model_of_run(m, &shape, &times, machine->threads, &products, o);
     Cluster cluster = given->nodes ? *given : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     const PlannedRun run = {c, spec, machine, given->nodes ? NULL : comm};

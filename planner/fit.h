@@ -197,6 +197,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
     if (fits) {
         p->machine = &f->machine;
         const Prediction predicted = plan_predict(p, &stages);
+        check_cluster_moves(&f->config->options, &f->machine.cluster, &predicted);
         r.step_s = predicted.step_s;
         r.host = (double)predicted.host;
         for (int k = 0; k < COMM_KINDS * LINK_KINDS; k++) {
@@ -535,7 +536,7 @@ static inline void fit_make_models(FitPipelines *l, const FitWay *one, const Uni
         const GptModel m = fit_spec(f, &w).model;
         const UnitTimes waiting = fit_times(f, &w, *times);
         l->models[i] = plan_model_of_run(&m, &shape, &waiting, f->machine.threads,
-                                         &optimizers[f->config->options.optimizer]);
+                                         &f->machine.rates, &f->config->options);
     }
 }
 // Tries pipelines, the most promising ones first. one: a way with one stage.

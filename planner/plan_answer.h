@@ -24,7 +24,8 @@ typedef struct {
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
     const char *name[PLAN_OTHERS]; // what the others are
     int others;
-    double memory[PLAN_STAGES]; // bytes of a rank of each stage of the best plan
+    // bytes of a rank of each stage: of the best plan, of the others
+    double memory[PLAN_STAGES], memory_of_other[PLAN_OTHERS][PLAN_STAGES];
 } PlanAnswer;
 
 // Returns the best GPipe plan (arXiv 1811.06965): all forwards, then all backwards; stages of equal
@@ -159,14 +160,12 @@ static inline void json_add_stage(TextBuffer *t, int s, int units, int replicas,
     for (int i = 0; i < replicas; i++) { text_add(t, "%c%d", i ? ',' : '[', ranks[i]); }
     text_add(t, "]}");
 }
-// Adds the members of a plan's JSON object, without the braces. memory: of a rank of each stage;
-// NULL: as the search counts it.
+// Adds the members of a plan's JSON object, without the braces. memory: of a rank of each stage.
 static inline void json_add_plan(TextBuffer *t, Planner *p, const Candidate *c,
                                  const double *memory, double one_rank_s) {
     const StagePlan *plan = &c->plan;
     Figure rows[PLAN_FIGURES];
     plan_figures(p, c, one_rank_s, rows);
-    if (!memory) { memory = p->costs.memory; }
     text_add(t, "\"stages\":[");
     for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
         json_add_stage(t, s, plan->units[s], plan->replicas[s], p->ranks + rank);
@@ -194,7 +193,7 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
     text_add(&t, ",\"alternatives\":[");
     for (int i = 0; i < a->others; i++) {
         text_add(&t, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]);
-        json_add_plan(&t, p, &a->other[i], NULL, one_rank_s);
+        json_add_plan(&t, p, &a->other[i], a->memory_of_other[i], one_rank_s);
         text_add(&t, "}");
     }
     text_add(&t, "],\"one_rank_ms\":%.17g,\"seq_len\":%.0f,\"batch_tokens\":%.0f", 1e3 * one_rank_s,
@@ -318,6 +317,17 @@ static inline double answer_count(const PlanTask *t, const StagePlan *plan, doub
     planner_free(&p);
     return most;
 }
+// Counts the memory of the other plans, and leaves out those that do not fit the device.
+static inline void answer_count_others(PlanAnswer *a, const PlanTask *t) {
+    int fit = 0;
+    for (int i = 0; i < a->others; i++) {
+        answer_count(t, &a->other[i].plan, a->memory_of_other[fit]);
+        if (plan_most_memory(&a->other[i].plan, a->memory_of_other[fit]) > t->device) { continue; }
+        a->other[fit] = a->other[i];
+        a->name[fit++] = a->name[i];
+    }
+    a->others = fit;
+}
 // Finds the best plan that fits the device, or that of the stages which --pipeline gives. What a
 // search counts leaves some buffers out (plan_stage_memory). Where its best plan does not fit with
 // them, it begins again with so much less: t->memory.
@@ -329,6 +339,7 @@ static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
         excess = plan_most_memory(&a->best.plan, a->memory) - t->device;
         if (excess > 0) { t->memory = counted - fmax(excess, t->device / 256); }
     }
+    answer_count_others(a, t);
 }
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
 // (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits. If

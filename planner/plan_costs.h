@@ -155,6 +155,7 @@ struct PlanTask {
     int zero;        // ZeRO stage; its messages count as at stage 0
     // bytes of the states of a parameter: on each rank of a stage; those that its ranks divide
     double whole, divided;
+    double slots;        // of a parameter whose whole storage is in slots (plan_slots), such bytes
     int64_t micro_batch; // only this size; 0: any
     // Messages are those of this program, not the paper's: they take time from computing (overlap=
     // of the cluster), and a step ends with the update, between sums of gradients and a gathering
@@ -188,6 +189,7 @@ static inline void task_set_run(PlanTask *t, const Optimizer *o, DType dtype, DT
     t->sum_share = (double)dtype_size(reduce_dtype) / (2 * sizeof(float));
     t->gather_share = (double)dtype_size(dtype) / (2 * sizeof(float));
     t->update_bytes = optimizer_update_bytes(o);
+    t->slots = (zero_stage >= 2 ? sizeof(float) : 0) + (zero_stage == 3 ? dtype_size(dtype) : 0);
 }
 // Returns the parameters of the units from `first` to the one before `end`: the model has the bytes
 // of their gradients.
@@ -435,19 +437,47 @@ static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int f
     }
     return max_f64(0, sent - computed);
 }
+// Returns the seconds of a micro-batch's messages from a stage to another; bytes: of a sample. Of
+// this program's the rank with most samples decides.
+static inline double plan_sends_s(const PlanTask *t, const StagePlan *p, const PlanRanks *from,
+                                  const PlanRanks *to, double bytes) {
+    const bool own = t->own_messages;
+    const double samples =
+        own ? from->n * plan_rows(p->micro_batch, from->n) : (double)p->micro_batch;
+    return plan_transfer_s(&t->cluster, from, to, own, samples * bytes);
+}
 // Returns the bytes of buffers that a rank needs for so many samples at once, whatever its units.
 static inline double plan_buffers(const PlanModel *m, double rows) {
     const int i = (int)min_i64(ilogb(rows), PLAN_ROWS - 2);
     const double low = ldexp(1, i);
     return m->buffers[i] + (rows - low) / low * (m->buffers[i + 1] - m->buffers[i]);
 }
-// Returns the bytes that an optimizer of whole matrices needs in a stage, as if waves
-// (state/matrices.h) began with it, and its ranks divided them evenly.
+// Returns how many blocks of a stage an optimizer of whole matrices treats together, as if waves
+// (state/matrices.h) began with the stage; 0: it treats none.
+static inline double plan_wave(const PlanModel *m, int blocks, int replicas) {
+    const int count = m->matrices.count;
+    return count ? (double)min_i64(blocks, matrices_wave_blocks(count, replicas)) : 0;
+}
+// Returns the seconds in which the matrices of a stage travel to their homes, become orthogonal,
+// and travel back, as if the ranks divided each wave as evenly as its largest matrix allows.
+static inline double plan_matrices_s(const PlanTask *t, int first, int end,
+                                     const PlanRanks *ranks) {
+    const PlanMatrices *x = &t->model->matrices;
+    const int blocks = plan_blocks(t->model, first, end);
+    const double wave = plan_wave(t->model, blocks, ranks->n);
+    if (wave == 0) { return 0; }
+    // in each direction a rank sends all but its own part of its slice: half of an all-reduce
+    const double sent = blocks * x->of_matrices / ranks->n,
+                 messages = plan_all_reduce_s(&t->cluster, ranks, t->own_messages, sent);
+    return ranks->slowness * blocks / wave * fmax(wave * x->block_s / ranks->n, x->longest_s) +
+           messages;
+}
+// Returns the bytes that an optimizer of whole matrices needs in a stage, whose ranks divide each
+// wave evenly.
 static inline double plan_matrices(const PlanModel *m, int first, int end, int replicas) {
     const PlanMatrices *x = &m->matrices;
-    const int blocks = plan_blocks(m, first, end);
-    if (!x->count || !blocks) { return 0; }
-    const double wave = (double)min_i64(blocks, matrices_wave_blocks(x->count, replicas));
+    const double wave = plan_wave(m, plan_blocks(m, first, end), replicas);
+    if (wave == 0) { return 0; }
     return x->scratch + wave * x->block / replicas +
            (replicas > 1 ? wave * x->of_matrices / replicas + x->largest : 0);
 }
@@ -467,6 +497,22 @@ static inline PlanStage plan_stage(const StagePlan *p, int s, int first) {
     const PlanStage x = {
         first, first + p->units[s], p->replicas[s], last - s, {p->replicas[0], p->replicas[last]}};
     return x;
+}
+// Returns the bytes of a rank's slots where ZeRO divides gradients, or parameters, too: for whole
+// storages of two blocks, and for all others of the stage, less the slices that lie inside. The
+// ranks of both ends own the table that these share.
+static inline double plan_slots(const PlanTask *t, const PlanStage *x) {
+    const PlanModel *m = t->model;
+    const int blocks = plan_blocks(m, x->first, x->end), one = x->first ? x->first : 1;
+    const bool begins = x->first == 0, ends = x->end == m->units;
+    const double block = plan_summed_bytes(m, one, one + 1, x->replicas) / sizeof(float),
+                 all = plan_summed_bytes(m, x->first, x->end, x->replicas) / sizeof(float),
+                 table = begins || ends ? m->tied : 0,
+                 others = all - blocks * block - (begins && ends ? 2 : 1) * table,
+                 whole = others + (double)min_i64(2, blocks) * block,
+                 inside = (others + (blocks > 2 ? 0 : blocks * block)) / x->replicas,
+                 owners = begins && ends ? x->replicas : x->end_replicas[0] + x->end_replicas[1];
+    return t->slots * ((x->replicas > 1 ? whole - inside : 0) + table * (1 - 1 / owners));
 }
 // Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
 // backward pass needs (of activations only what is kept, if the rest is recomputed) and what
@@ -499,7 +545,8 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, co
                  before = first > 0 ? SEND_BUFFERS + RECEIVED_AHEAD : 0,
                  behind = end < m->units ? SEND_BUFFERS + 1 + RECEIVED_AHEAD : 0,
                  fixed = states + rows * (again + m->boundary * (before + behind)) +
-                         plan_buffers(m, rows) + plan_matrices(m, first, end, replicas) + waiting,
+                         plan_buffers(m, rows) + plan_matrices(m, first, end, replicas) +
+                         plan_slots(t, x) + waiting,
                  each = rows * (left + inputs + gradients), of_one = x->after + 1;
     *bytes = fixed + in_flight * each + fmax(0, in_flight - of_one) * waiting;
     const double room = limit - fixed, fits = room <= of_one * each
@@ -600,12 +647,12 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         c->reduce[s] = plan_sums_s(t, &here, plan_summed_bytes(m, first, end, here.n));
         const double sums = plan_exposed_s(t, p, first, end, &here, false, t->sum_share),
                      gathers = plan_exposed_s(t, p, first, end, &here, true, t->gather_share);
-        c->reduce_late[s] = sums + max_f64(0, gathers - fill);
+        c->reduce_late[s] =
+            sums + max_f64(0, gathers - fill) + plan_matrices_s(t, first, end, &here);
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
-            double bytes = p->micro_batch * m->cut[end];
-            c->send[s] = plan_transfer_s(&t->cluster, &here, &next, own, bytes);
-            c->send_back[s] = plan_transfer_s(&t->cluster, &next, &here, own, bytes);
+            c->send[s] = plan_sends_s(t, p, &here, &next, m->cut[end]);
+            c->send_back[s] = plan_sends_s(t, p, &next, &here, m->cut[end]);
             fill += c->forward[s] + c->send[s];
             here = next;
         }

@@ -18,10 +18,11 @@ typedef struct {
 } UnitSeconds;
 // What an optimizer of whole matrices needs in a stage with blocks: how many matrices a block has
 // (0: it needs none); bytes of a block's directions, of those that are in matrices, and of the
-// largest matrix; and its scratch memory (matrices.h)
+// largest matrix; its scratch memory (matrices.h); seconds in which one rank makes the matrices of
+// a block orthogonal, and the one that takes longest
 typedef struct {
     int count;
-    double block, of_matrices, largest, scratch;
+    double block, of_matrices, largest, scratch, block_s, longest_s;
 } PlanMatrices;
 typedef struct {
     int units;

@@ -441,7 +441,8 @@ typedef struct {
 } MatricesForecast;
 static inline MatricesForecast forecast_matrices(const Plan *p) {
     const StatePlan *s = &p->store;
-    const Costs costs = {.rates = p->machine->rates,
+    const Costs costs = {.program = &p->program,
+                         .rates = p->machine->rates,
                          .iterations = (double)p->config->options.muon_steps};
     MatricesForecast f = {0, 0, 0};
     double seconds = 0;
@@ -453,6 +454,7 @@ static inline MatricesForecast forecast_matrices(const Plan *p) {
         }
         if (me >= 0) { seconds += matrices_seconds(&costs, s, i); }
     }
+    seconds *= slowness_of_rank(&costs, 0);
     f.share = p->predicted.step_s > 0 ? seconds / p->predicted.step_s : 0;
     return f;
 }

@@ -571,6 +571,11 @@ PLANNER = [
     ("test_waiting_memory", COSTS_H, "{room <= of_one * each ==> true} ? room / each"),
     ("test_memory", COSTS_H, "return {x->scratch ==> 0} + wave * x->block"),
     ("test_memory", COSTS_H, "min_i64({blocks ==> INT32_MAX}, matrices_wave_blocks("),
+    ("test_slots", COSTS_H, "(x->replicas > 1 ? {whole - inside ==> whole} : 0)"),
+    ("test_slots", COSTS_H, "table * (1 - 1 / {owners ==> x->replicas}));"),
+    ("test_own_costs", COSTS_H, "fmax(wave * x->block_s / ranks->n, {x->longest_s ==> 0})"),
+    ("test_own_costs", COSTS_H,
+     "own ? from->n * {plan_rows(p->micro_batch, from->n) ==> 1}"),
     ("test_counted_memory", "planner/plan_answer.h",
      "excess = {plan_most_memory(&a->best.plan, a->memory) ==> 0} - t->device;"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "

@@ -239,6 +239,21 @@ class Fit(harness.TestCase):
         done = run("--fit", *words, "--host-memory", "1M")
         self.assertEqual(done.returncode, EXIT_RESOURCES, done.stdout)
 
+    def test_rates_of_moves(self):
+        """Where a way moves states at a rate that is not given, it is asked for."""
+        words = ["--model", "layers=2,heads=4,channels=256,vocab=1000", "--seq-len", 64]
+        words += ["--fit", "--dry-run", "--batch-tokens", 256, "--dtype", "fp32"]
+        disk = ["--offload", "auto", "--device-memory", "30M", "--offload-dir", scratch()]
+        for rates, given, missing in (
+            ("", ["--offload", "params"], "link="),
+            (",link=25", ["--offload", "optimizer"], "host="),
+            (",link=25,host=50", disk, "disk="),
+            (",link=25,host=50,disk=3", disk, None),
+        ):
+            done = run(*words, *given, "--cluster", "1x1,tflops=1,memory=1000" + rates)
+            self.assertEqual(done.returncode, EXIT_INPUT if missing else 0, (rates, done.stderr))
+            self.assertIn(f"needs {missing}" if missing else "", done.stderr)
+
     def test_quantized_messages_must_gain(self):
         """At least one percent, since they change what is computed."""
         words = ["--dry-run", "--model", "layers=2,heads=4,channels=512,vocab=1000", "--dtype"]

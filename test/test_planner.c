@@ -293,6 +293,26 @@ static void test_memory(void **state) {
     assert_true(close_to(c.memory[0], 12 * 1e7 / 4 + 12 * (1e7 + 4e5) + 17e6));
     plan_model_free(&m);
 }
+// Slots hold whole storages: two blocks' and all others, but for what ranks own of these anyway.
+static void test_slots(void **state) {
+    (void)state;
+    PlanModel m = plan_model_make(6);
+    for (int u = 0; u < 6; u++) { plan_model_add(&m, u, 1, 2, 0, u % 5 ? 8e6 : 4e6); }
+    m.tied = 5e5;
+    PlanTask t = task_of(&m, "1x4,intra=10", 4);
+    const PlanStage all = plan_stage_alone(0, 6, 4), first = {0, 3, 1, 1, {1, 3}},
+                    last = {3, 6, 3, 0, {1, 3}}, middle = {2, 5, 2, 1, {1, 1}};
+    assert_true(plan_slots(&t, &all) == 0);
+    for (int zero = 0; zero < 4; zero++) {
+        task_set_run(&t, &optimizers[0], DTYPE_BF16, DTYPE_FP32, zero);
+        const double bytes = zero < 2 ? 0 : zero == 2 ? 4 : 4 + 2;
+        assert_true(close_to(plan_slots(&t, &all), bytes * (1e6 * 3 / 4 + 4e6 + 5e5 * 3 / 4)));
+        assert_true(close_to(plan_slots(&t, &first), bytes * 5e5 * 3 / 4));
+        assert_true(close_to(plan_slots(&t, &last), bytes * (4.5e6 * 2 / 3 + 5e5 * 3 / 4)));
+        assert_true(close_to(plan_slots(&t, &middle), bytes * 4e6));
+    }
+    plan_model_free(&m);
+}
 // Where weight parts are delayed, as many wait as the schedule says; and as many micro-batches are
 // in flight as there is memory for.
 static void test_waiting_memory(void **state) {
@@ -355,6 +375,15 @@ static void test_counted_memory(void **state) {
     answer_find(a, &t, &o);
     assert_true(counted > 1 && t.memory < t.device && a->best.step_s >= free_s);
     assert_true(a->best.plan.stages && plan_most_memory(&a->best.plan, a->memory) <= 3e8);
+    // the other plans are counted, too, and those that do not fit are left out
+    a->others = 1;
+    a->other[0] = a->best;
+    answer_count_others(a, &t);
+    const double most = plan_most_memory(&a->other[0].plan, a->memory_of_other[0]);
+    assert_true(a->others == 1 && most == plan_most_memory(&a->best.plan, a->memory));
+    t.device = 0.99 * most;
+    answer_count_others(a, &t);
+    assert_int_equal(a->others, 0);
     t.device = t.memory = INFINITY;
     answer_find(a, &t, &o);
     assert_true(a->best.plan.stages && isinf(t.memory));
@@ -385,6 +414,13 @@ static void test_own_costs(void **state) {
     assert_true(close_to(c.forward[0], 4e-3 + 4e-3) && close_to(c.forward[1], 20e-3 + 4e-3));
     assert_true(close_to(c.backward[0], 8e-3 + 4e-3) && close_to(c.backward[1], 40e-3 + 4e-3));
     assert_true(close_to(c.reduce_late[0], 1e7 / 4 * 16 / 100e9));
+    // of 3 samples, a rank of two sends and computes 2
+    PlanTask odd = task_of(&m, "1x4,intra=1", 3);
+    StagePlan twice = plan_of("1:2 2:2", 3);
+    int four[4];
+    odd.own_messages = true;
+    assert_true(look_at(&odd, &twice, &c, four));
+    assert_true(close_to(c.send[0], 2 * 4e-3) && close_to(c.send_back[0], 2 * 4e-3));
     // A table of the first and the last unit: both ranks sum it, and then gather it.
     t.update_bytes = 0;
     t.cluster.overlap = 1;
@@ -394,6 +430,18 @@ static void test_own_costs(void **state) {
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.reduce_late[0], 0.75 * 4e6 / 1e9) && c.reduce_late[1] == 0);
     assert_true(close_to(c.reduce[0], c.reduce_late[0]) && c.reduce[1] == 0);
+    // The matrices of the only block: two ranks send half of their halves, there and back. One rank
+    // has the largest alone.
+    t.sum_share = t.gather_share = 0;
+    m.matrices = (PlanMatrices){
+        .count = 4, .of_matrices = 6e6, .block = 9e6, .block_s = 0.5, .longest_s = 0.2};
+    assert_true(look_at(&t, &one, &c, ranks));
+    assert_true(close_to(c.reduce_late[0], 0.5 / 2 + 2 * 6e6 / 2 / 2 / 1e9));
+    m.matrices.longest_s = 0.3;
+    assert_true(look_at(&t, &one, &c, ranks));
+    assert_true(close_to(c.reduce_late[0], 0.3 + 2 * 6e6 / 2 / 2 / 1e9));
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(c.reduce_late[0] == 0 && close_to(c.reduce_late[1], 0.5));
     plan_model_free(&m);
 }
 // Seconds of a pass, beside those of its samples: once a micro-batch, on the slowest rank as much
@@ -1016,6 +1064,7 @@ int main(void) {
         cmocka_unit_test(test_placement),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_slots),
         cmocka_unit_test(test_waiting_memory),
         cmocka_unit_test(test_counted_memory),
         cmocka_unit_test(test_own_costs),
