@@ -448,8 +448,9 @@ static inline double plan_sends_s(const PlanTask *t, const StagePlan *p, const P
 }
 // Returns the bytes of buffers that a rank needs for so many samples at once, whatever its units.
 static inline double plan_buffers(const PlanModel *m, double rows) {
-    const int i = (int)min_i64(ilogb(rows), PLAN_ROWS - 2);
-    const double low = ldexp(1, i);
+    int i = 0;
+    double low = 1;
+    for (; 2 * low <= rows && i < PLAN_ROWS - 2; i++) { low *= 2; }
     return m->buffers[i] + (rows - low) / low * (m->buffers[i + 1] - m->buffers[i]);
 }
 // Returns how many blocks of a stage an optimizer of whole matrices treats together, as if waves
@@ -502,6 +503,7 @@ static inline PlanStage plan_stage(const StagePlan *p, int s, int first) {
 // storages of two blocks, and for all others of the stage, less the slices that lie inside. The
 // ranks of both ends own the table that these share.
 static inline double plan_slots(const PlanTask *t, const PlanStage *x) {
+    if (t->slots == 0) { return 0; }
     const PlanModel *m = t->model;
     const int blocks = plan_blocks(m, x->first, x->end), one = x->first ? x->first : 1;
     const bool begins = x->first == 0, ends = x->end == m->units;
