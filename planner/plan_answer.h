@@ -328,18 +328,46 @@ static inline void answer_count_others(PlanAnswer *a, const PlanTask *t) {
     }
     a->others = fit;
 }
+// Makes the fastest of the other plans that fit the best one; it has 0 stages if none fits.
+static inline void answer_take_other(PlanAnswer *a, const PlanTask *t) {
+    int best = 0;
+    answer_count_others(a, t);
+    a->best.plan.stages = 0;
+    if (!a->others) { return; }
+    for (int i = 1; i < a->others; i++) {
+        if (a->other[i].step_s < a->other[best].step_s) { best = i; }
+    }
+    a->best = a->other[best];
+    memcpy(a->memory, a->memory_of_other[best], sizeof a->memory);
+    a->others--;
+    for (int i = best; i < a->others; i++) {
+        a->other[i] = a->other[i + 1];
+        a->name[i] = a->name[i + 1];
+    }
+}
 // Finds the best plan that fits the device, or that of the stages which --pipeline gives. What a
 // search counts leaves some buffers out (plan_stage_memory). Where its best plan does not fit with
-// them, it begins again with so much less: t->memory.
+// them, it begins again with so much less: t->memory. Where it then finds nothing, another plan of
+// the search before may fit.
 static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
+    PlanAnswer *before = new_array(PlanAnswer, 1, "plans");
+    double memory = t->memory; // of the search before
     for (double excess = 1; excess > 0;) {
         *a = options_gives_stages(o) ? planner_given(t, o) : planner_answer(t);
-        if (!a->best.plan.stages) { return; }
+        if (!a->best.plan.stages) {
+            *a = *before;
+            t->memory = memory;
+            answer_take_other(a, t);
+            break;
+        }
         const double counted = answer_count(t, &a->best.plan, a->memory);
+        *before = *a;
+        memory = t->memory;
         excess = plan_most_memory(&a->best.plan, a->memory) - t->device;
         if (excess > 0) { t->memory = counted - fmax(excess, t->device / 256); }
     }
     answer_count_others(a, t);
+    free(before);
 }
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`
 // (NULL: not) as a table or as JSON. Ends the program (EXIT_RESOURCES) if no plan fits. If

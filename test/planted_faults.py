@@ -578,6 +578,7 @@ PLANNER = [
      "own ? from->n * {plan_rows(p->micro_batch, from->n) ==> 1}"),
     ("test_counted_memory", "planner/plan_answer.h",
      "excess = {plan_most_memory(&a->best.plan, a->memory) ==> 0} - t->device;"),
+    ("test_counted_memory", "planner/plan_answer.h", "{answer_take_other(a, t) ==> (void)0};"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
      "{min_f64(depth, fits) ==> depth}; }"),
     ("test_unequal_speeds", COSTS_H,

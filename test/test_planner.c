@@ -357,6 +357,12 @@ static void count_more(const PlanTask *t, const StagePlan *p, const int *ranks, 
     ++*(int *)t->run;
     for (int s = 0; s < p->stages; s++) { bytes[s] *= 1.25; }
 }
+// Ten times as much of plans with another number of stages.
+static void count_more_of_others(const PlanTask *t, const StagePlan *p, const int *ranks, int depth,
+                                 double *bytes) {
+    (void)ranks, (void)depth;
+    for (int s = 0; s < p->stages && p->stages != *(const int *)t->run; s++) { bytes[s] *= 10; }
+}
 static void test_counted_memory(void **state) {
     (void)state;
     PlanModel m = small_model();
@@ -387,6 +393,20 @@ static void test_counted_memory(void **state) {
     t.device = t.memory = INFINITY;
     answer_find(a, &t, &o);
     assert_true(a->best.plan.stages && isinf(t.memory));
+    // where with less memory nothing is found, another plan of the search before fits
+    int stages = 0;
+    t.count = NULL;
+    t.device = t.memory = 3e8;
+    answer_find(a, &t, &o);
+    for (int i = 0; i < a->others && !stages; i++) {
+        if (a->other[i].plan.stages != a->best.plan.stages) { stages = a->other[i].plan.stages; }
+    }
+    assert_true(stages > 0);
+    t.count = count_more_of_others;
+    t.run = &stages;
+    answer_find(a, &t, &o);
+    assert_int_equal(a->best.plan.stages, stages);
+    assert_true(t.memory == 3e8 && plan_most_memory(&a->best.plan, a->memory) <= 3e8);
     free(a);
     plan_model_free(&m);
 }
