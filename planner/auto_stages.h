@@ -67,6 +67,11 @@ static inline void plan_model_buffers(PlanModel *model, const GptModel *m,
         executor_memory(m, some, threads, memory);
         model->buffers[i] = (double)memory[MEMORY_BUFFERS];
     }
+    size_t waiting[MEMORY_KINDS] = {0}; // no gradients are kept of the first unit
+    some.rows = 1;
+    some.limits.works = 2;
+    executor_memory(m, some, threads, waiting);
+    model->turns = model->buffers[0] - (double)waiting[MEMORY_BUFFERS];
 }
 // Sets what an optimizer of whole matrices needs. real: compute precision.
 static inline void plan_model_matrices(PlanModel *model, const GptModel *m, DType real,

@@ -532,8 +532,11 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, co
                  left = p->recompute ? m->kept[end] - m->kept[first] : all,
                  again = all - left < m->again ? all - left : m->again,
                  inputs = m->cut[first] + m->inputs[end] - m->inputs[first + 1];
-    const bool delays = p->kind == PIPELINE_ZERO_BUBBLE;
+    // Gradients of weight parts that wait, and how much more these take than those that are used in
+    // turns, which a stage of one unit has until a second micro-batch waits.
+    const bool delays = p->kind == PIPELINE_ZERO_BUBBLE, one_unit = end - first == 1;
     const double waiting = delays ? rows * (m->waiting[end] - m->waiting[first]) : 0,
+                 more = delays ? waiting - rows * m->turns : 0, later = one_unit ? more : 0,
                  gradients = delays && end < m->units ? m->boundary : 0;
     // The table that first and last unit share counts once. Ranks of both ends divide its states.
     const bool begins = first == 0, ends = end == m->units;
@@ -548,13 +551,16 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, co
                  behind = end < m->units ? SEND_BUFFERS + 1 + RECEIVED_AHEAD : 0,
                  fixed = states + rows * (again + m->boundary * (before + behind)) +
                          plan_buffers(m, rows) + plan_matrices(m, first, end, replicas) +
-                         plan_slots(t, x) + waiting,
+                         plan_slots(t, x) + more - later,
                  each = rows * (left + inputs + gradients), of_one = x->after + 1;
-    *bytes = fixed + in_flight * each + fmax(0, in_flight - of_one) * waiting;
-    const double room = limit - fixed, fits = room <= of_one * each
-                                                  ? room / each
-                                                  : (room + of_one * waiting) / (each + waiting);
-    return room < 0 ? 0 : each + waiting > 0 ? floor(fits) : INFINITY;
+    *bytes = fixed + in_flight * each +
+             (in_flight > of_one ? (in_flight - of_one) * waiting + later : 0);
+    const double room = limit - fixed,
+                 fits = floor((room - later + of_one * waiting) / (each + waiting));
+    return room < 0              ? 0
+           : each + waiting == 0 ? INFINITY
+           : fits > of_one       ? fits
+                                 : fmin(floor(room / each), of_one);
 }
 // Returns whether a rank's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has at
 // most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums.

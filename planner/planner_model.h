@@ -41,8 +41,9 @@ typedef struct {
     // [units] the first unit of a row, up to this one, that have the same times and parameters
     int *alike;
     // of a sample, what passes from a unit to the next; of 2^i samples, buffers that a rank has
-    // whatever its units are (all 0 for a profile)
-    double boundary, buffers[PLAN_ROWS];
+    // whatever its units are; of these, for a sample, gradients that units use in turns, but not
+    // where weight parts wait (all 0 for a profile)
+    double boundary, buffers[PLAN_ROWS], turns;
     PlanMatrices matrices; // all 0 for a profile
     double tied;           // parameters that the first and the last unit share
     // of each unit but the first and last one: bytes of the gradients of experts that only every

@@ -478,14 +478,14 @@ class Planned(Check):
 
     def test_auto_within_memory(self):
         """--device-memory is a limit: what the choice takes, with buffers of messages, is within
-        it; a run for which nothing fits is refused."""
+        it; a run for which nothing fits is refused. The search may count some percent too much."""
         run = dict(RUN, ranks=2, pipeline="auto", batch_tokens=8 * T)
         run.update(micro_batch=None, offload="none")
         measured = lambda job: job.end()["memory"]["measured"]["device"]
         whole = measured(train(**run))
-        for share in (1, 0.9, 0.8, 0.2):
+        for share in (1.1, 1, 0.9, 0.8, 0.2):
             job = Job(**run, device_memory=int(share * whole)).done(code=None)
-            self.assertIn(job.code, (0, EXIT_RESOURCES) if share < 1 else (0,), job.err)
+            self.assertIn(job.code, (0, EXIT_RESOURCES) if share <= 1 else (0,), job.err)
             if job.code:
                 self.assertIn("no plan fits", job.err)
             else:

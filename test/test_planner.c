@@ -319,26 +319,37 @@ static void test_waiting_memory(void **state) {
     (void)state;
     for (int i = 0; i < 300; i++) {
         const int stages = 2 + below(6);
-        PlanModel m = random_model(stages);
+        StagePlan p = {.stages = stages, .micro_batch = 1, .kind = PIPELINE_ZERO_BUBBLE};
+        int units = 0;
+        for (int s = 0; s < stages; s++, units += p.units[s - 1]) {
+            p.units[s] = 1 + below(2);
+            p.replicas[s] = 1;
+        }
+        PlanModel m = random_model(units);
+        m.turns = m.waiting[1] * between(0.1, 1);
         PlanTask t = task_of(&m, "1x8,intra=10,inter=1", 1 + below(12));
         t.cluster.ranks = t.cluster.all_ranks = stages;
-        StagePlan p = {.stages = stages, .micro_batch = 1, .kind = PIPELINE_ZERO_BUBBLE};
         PlanCosts c;
         int ranks[8];
-        for (int s = 0; s < stages; s++) { p.units[s] = p.replicas[s] = 1; }
         assert_true(look_at(&t, &p, &c, ranks));
+        assert_int_equal(c.live[stages - 1], min_i64(stages, t.samples));
         if (below(2)) { t.memory = c.memory[below(stages)] * between(0.5, 1); }
         const bool fits = look_at(&t, &p, &c, ranks);
         Program program = stages_program(&p, &c, c.micro_batches);
-        for (int s = 0; s < stages && fits; s++) {
-            const PlanStage stage = plan_stage(&p, s, s);
+        for (int s = 0, first = 0; s < stages && fits; first += p.units[s++]) {
+            const int end = first + p.units[s];
+            const bool one = p.units[s] == 1;
+            const PlanStage stage = plan_stage(&p, s, first);
             const int64_t waiting = program.limits[s].works / (s ? 1 : 2);
             double none, bytes;
             plan_stage_memory(&t, &p, &stage, 0, INFINITY, &none);
-            const double of_waiting = m.waiting[s + 1] - m.waiting[s],
-                         each = m.activations[s + 1] - m.activations[s] + m.cut[s];
-            assert_true(close_to(c.memory[s],
-                                 none + c.live[s] * each + (double)(waiting - 1) * of_waiting));
+            const double of_waiting = m.waiting[end] - m.waiting[first],
+                         each = m.activations[end] - m.activations[first] + m.cut[first],
+                         before = none - (one ? 0 : of_waiting - m.turns);
+            assert_true(
+                close_to(c.memory[s],
+                         before + c.live[s] * each +
+                             (one && waiting == 1 ? 0 : (double)waiting * of_waiting - m.turns)));
             for (int more = 0; more < 2; more++) {
                 const double limit = c.memory[s] * (more ? 1 + 1e-9 : 1 - 1e-9);
                 assert_int_equal(plan_stage_memory(&t, &p, &stage, 0, limit, &bytes),
