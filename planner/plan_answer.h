@@ -328,11 +328,9 @@ static inline void answer_count_others(PlanAnswer *a, const PlanTask *t) {
     }
     a->others = fit;
 }
-// Makes the fastest of the other plans that fit the best one; it has 0 stages if none fits.
-static inline void answer_take_other(PlanAnswer *a, const PlanTask *t) {
+// Makes the fastest of the other plans the best one, if there is any.
+static inline void answer_take_other(PlanAnswer *a) {
     int best = 0;
-    answer_count_others(a, t);
-    a->best.plan.stages = 0;
     if (!a->others) { return; }
     for (int i = 1; i < a->others; i++) {
         if (a->other[i].step_s < a->other[best].step_s) { best = i; }
@@ -356,8 +354,8 @@ static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
         *a = options_gives_stages(o) ? planner_given(t, o) : planner_answer(t);
         if (!a->best.plan.stages) {
             *a = *before;
+            a->best.plan.stages = 0;
             t->memory = memory;
-            answer_take_other(a, t);
             break;
         }
         const double counted = answer_count(t, &a->best.plan, a->memory);
@@ -367,6 +365,7 @@ static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
         if (excess > 0) { t->memory = counted - fmax(excess, t->device / 256); }
     }
     answer_count_others(a, t);
+    if (!a->best.plan.stages) { answer_take_other(a); }
     free(before);
 }
 // Returns the best plan, or the plan of the stages that --pipeline gives. Prints the answer to `to`

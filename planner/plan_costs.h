@@ -516,6 +516,18 @@ static inline double plan_slots(const PlanTask *t, const PlanStage *x) {
                  owners = begins && ends ? x->replicas : x->end_replicas[0] + x->end_replicas[1];
     return t->slots * ((x->replicas > 1 ? whole - inside : 0) + table * (1 - 1 / owners));
 }
+// Returns the bytes of a rank's states. The table that first and last unit share counts once. Ranks
+// of both ends divide its states.
+static inline double plan_stage_states(const PlanTask *t, const PlanStage *x) {
+    const PlanModel *m = t->model;
+    const bool begins = x->first == 0, ends = x->end == m->units;
+    const double parameters = plan_parameters(m, x->first, x->end) - (begins && ends ? m->tied : 0),
+                 of_other = begins != ends ? m->tied * x->end_replicas[begins] /
+                                                 (x->end_replicas[0] + x->end_replicas[1])
+                                           : 0,
+                 divided = parameters - of_other + plan_elsewhere(m, x->first, x->end);
+    return parameters * t->whole + divided * t->divided / x->replicas;
+}
 // Computes *bytes of a rank of a stage: its states; for each micro-batch in flight what the
 // backward pass needs (of activations only what is kept, if the rest is recomputed) and what
 // waiting weight parts need; what is recomputed at once; what is sent to, and received early from,
@@ -538,20 +550,11 @@ static inline double plan_stage_memory(const PlanTask *t, const StagePlan *p, co
     const double waiting = delays ? rows * (m->waiting[end] - m->waiting[first]) : 0,
                  more = delays ? waiting - rows * m->turns : 0, later = one_unit ? more : 0,
                  gradients = delays && end < m->units ? m->boundary : 0;
-    // The table that first and last unit share counts once. Ranks of both ends divide its states.
-    const bool begins = first == 0, ends = end == m->units;
-    const double parameters = plan_parameters(m, first, end) - (begins && ends ? m->tied : 0),
-                 of_other = begins != ends ? m->tied * x->end_replicas[begins] /
-                                                 (x->end_replicas[0] + x->end_replicas[1])
-                                           : 0,
-                 states = parameters * t->whole +
-                          (parameters - of_other + plan_elsewhere(m, first, end)) * t->divided /
-                              replicas,
-                 before = first > 0 ? SEND_BUFFERS + RECEIVED_AHEAD : 0,
+    const double before = first > 0 ? SEND_BUFFERS + RECEIVED_AHEAD : 0,
                  behind = end < m->units ? SEND_BUFFERS + 1 + RECEIVED_AHEAD : 0,
-                 fixed = states + rows * (again + m->boundary * (before + behind)) +
-                         plan_buffers(m, rows) + plan_matrices(m, first, end, replicas) +
-                         plan_slots(t, x) + more - later,
+                 fixed = plan_stage_states(t, x) +
+                         rows * (again + m->boundary * (before + behind)) + plan_buffers(m, rows) +
+                         plan_matrices(m, first, end, replicas) + plan_slots(t, x) + more - later,
                  each = rows * (left + inputs + gradients), of_one = x->after + 1;
     *bytes = fixed + in_flight * each +
              (in_flight > of_one ? (in_flight - of_one) * waiting + later : 0);

@@ -563,7 +563,7 @@ PLANNER = [
     ("test_memory", COSTS_H, "m->boundary * ({before + behind ==> before}))"),
     ("test_memory", COSTS_H, "m->buffers[i] + {(rows - low) / low ==> 1} *"),
     ("test_memory", COSTS_H,
-     "plan_elsewhere(m, first, end)) * {t->divided / replicas ==> t->divided},"),
+     "divided * {t->divided / x->replicas ==> t->divided};"),
     ("test_memory", COSTS_H, "(begins && ends ? {m->tied ==> 0} : 0)"),
     ("test_memory", COSTS_H,
      "of_other = begins != ends ? m->tied * x->end_replicas[{begins ==> 1}] /"),
@@ -580,7 +580,7 @@ PLANNER = [
      "own ? from->n * {plan_rows(p->micro_batch, from->n) ==> 1}"),
     ("test_counted_memory", "planner/plan_answer.h",
      "excess = {plan_most_memory(&a->best.plan, a->memory) ==> 0} - t->device;"),
-    ("test_counted_memory", "planner/plan_answer.h", "{answer_take_other(a, t) ==> (void)0};"),
+    ("test_counted_memory", "planner/plan_answer.h", "{answer_take_other(a) ==> (void)0};"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
      "{min_f64(depth, fits) ==> depth}; }"),
     ("test_unequal_speeds", COSTS_H,
