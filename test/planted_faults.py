@@ -270,6 +270,8 @@ REFERENCE = [
     ("tiles", TILES, "(2 * i + 1 < rows ? mask : 0, row + {stride ==> 0})"),
     ("tiles", TILES, "if ({inner_first != pairs ==> inner_first}) { tile_turn(r); }"),
     ("tiles", TILES, "_tile_loadd(5, {a + 512 ==> a}, 64);"),
+    ("tiles", TILES, "_tile_loadd(7, {b + 1536 ==> b + 1024}, 64);"),
+    ("tiles", TILES, "uint16_t *tile = to + o / TILE_STRIP * {strip ==> 0} +"),
     ("tiles", ATTENTION_CPU, "turn_words(to, words, {words_of(n) ==> 0});"),
     ("tiles", ATTENTION_CPU, "a_inner == 1 ? {a_row ==> TILE / 2} : TILE / 2, b,"),
     # private steps

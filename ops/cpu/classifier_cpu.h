@@ -34,6 +34,9 @@ typedef struct {
     float *target;        // (R) logit of the target
     double *lse;          // (R)
 } Classifier;
+// Returns the blocks of the vocabulary that a product takes together. Own tiles add in the same
+// order for any number.
+static inline int64_t classifier_together(void) { return gemm_uses_tiles() ? 2 : 1; }
 // Divides the workspace. most: maximum number of rows in a chunk; logits: the workspace also holds
 // logits.
 static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads,
@@ -141,10 +144,10 @@ static inline void classifier_forward_pieces(Stream *s, const Classifier *k, int
                                              const int32_t *targets) {
     const bool whole = cpu_real == DTYPE_FP32;
     for (int64_t b = block, next; b < last; b = next) {
-        next = whole ? last : b + 1;
+        next = whole ? last : min_i64(last, b + classifier_together());
         const int64_t rows =
             whole ? end - begin
-                  : GEMM_BUFFER / (classifier_column(k, next) - classifier_column(k, b));
+                  : gemm_sums() / (classifier_column(k, next) - classifier_column(k, b));
         for (int64_t i = begin; i < end; i += rows) {
             classifier_forward(s, k, i, min_i64(end, i + rows), b, next, x, wte, targets);
         }
@@ -232,7 +235,7 @@ static inline void classifier_dx(Stream *s, const Classifier *k, Tile t, int64_t
                                  Real *dx, const Real *wte) {
     float *sums = (k->dx ? k->dx : (float *)dx) + t.row * k->C + t.col;
     for (int64_t v = v0, next; v < v1; v = next) {
-        next = classifier_column(k, classifier_block(k, v) + 1);
+        next = min_i64(v1, classifier_column(k, classifier_block(k, v) + classifier_together()));
         gemm_tile(s, AS_STORED, AS_STORED, t.rows, t.cols, next - v, classifier_logits(k, t.row, v),
                   classifier_stride(k, v), real_at_const(wte, v * k->C + t.col), k->C, v > 0, sums,
                   k->C);

@@ -84,6 +84,9 @@ enum {
     GEMM_ROWS = 512,
     GEMM_COLS = 1024
 };
+static inline bool gemm_uses_tiles(void) { return cpu_compute == DTYPE_BF16 && cpu_tiles; }
+// Returns how many sums a thread's buffer has.
+static inline int64_t gemm_sums(void) { return gemm_uses_tiles() ? GEMM_BUFFER_AMX : GEMM_BUFFER; }
 // Returns the floats at the end of the workspace that each thread has for its products.
 static inline int64_t gemm_thread_floats(void) {
     const int64_t converted =
@@ -136,7 +139,6 @@ static inline void gemm_converted(const Stream *s, const Product *p) {
         }
     }
 }
-static inline bool gemm_uses_tiles(void) { return cpu_compute == DTYPE_BF16 && cpu_tiles; }
 static inline void gemm_own_tiles(const Stream *s, const Product *p) {
     gemm_by_tiles(p, gemm_thread_space(s) + GEMM_BUFFER_AMX);
 }

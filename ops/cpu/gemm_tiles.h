@@ -2,31 +2,31 @@
 // for gemm_cpu.h. A tile is 16 rows of 64 bytes; an instruction multiplies two tiles of bf16 and
 // adds the result to a tile of 16 x 16 fp32.
 //
-// Plan     Four tiles of sums, 32 x 32 elements of the result, take in the inner dimension 32
-//          indices at a time, from two tiles of each operand. Both operands are packed so that
+// Plan     Four tiles of sums, 32 x 32 elements of the result, take in the whole inner dimension,
+//          32 indices at a time, from two tiles of each operand. Both operands are packed so that
 //          these tiles lie one behind the other: the left one in blocks that stay in the L2 cache,
-//          the right one in strips of 32 columns that stay in the L1 cache. A strip has a slice of
-//          a block's inner indices. Between slices its sums stay in the L2 cache, too, and a strip
-//          of the result is finished (bias, GELU, rounding) while it is there.
+//          the right one in groups of columns. A strip of the result is finished (bias, GELU,
+//          rounding) while it is in the L2 cache.
 // Order    An element's terms are added in the order of the inner indices, whatever tile it is in.
+// Waiting  Loads and products alternate, and memory is asked for before it is needed. Where another
+//          program uses the tiles of the same core, that is a third of the time.
 #ifndef GEMM_TILES_H
 #define GEMM_TILES_H
 
 #include "ops/cpu/peak_cpu.h" // tiles_begin, TILES
 #include "ops/cpu/real_cpu.h" // Product
 
-#ifndef TILE_DEPTH // tests make all smaller
-// Inner indices of a slice, of which a strip takes a third of an L1 cache; inner indices and
-// elements of a packed block, at most (3/8 of an L2 cache of 2 MiB); and its rows.
-#define TILE_DEPTH 256
+#ifndef TILE_BLOCK // tests make all smaller
+// Inner indices, elements (3/8 of an L2 cache of 2 MiB) and rows of a packed block, at most.
 #define TILE_BLOCK_DEPTH 768
 #define TILE_BLOCK (768 * 512)
 #define TILE_BLOCK_ROWS 1024
+#define TILE_GROUP 128 // columns that are packed together
 #endif
 enum {
     TILE_STRIP = 32, // rows and columns of the result that a kernel computes
-    // bytes of a thread: the packed block, a strip of the right operand, and a strip's sums
-    TILE_SPACE = (TILE_BLOCK + TILE_STRIP * TILE_DEPTH) * 2 + TILE_BLOCK_ROWS * TILE_STRIP * 4
+    // bytes of a thread: the packed block, a group of the right operand, and a strip's sums
+    TILE_SPACE = (TILE_BLOCK + TILE_GROUP * TILE_BLOCK_DEPTH) * 2 + TILE_BLOCK_ROWS * TILE_STRIP * 4
 };
 // Returns the rows of a block of so many inner indices.
 static inline int64_t tile_block_rows(int64_t depth) {
@@ -93,70 +93,100 @@ tile_read_rows(__m512i r[16], const uint16_t *x, int64_t stride, int64_t rows, i
         r[i] = _mm512_maskz_loadu_epi16(i < rows ? mask : 0, x + i * stride);
     }
 }
-// Packs a strip: for each 32 inner indices, two tiles of 16 outer ones, with zeros beyond the
-// matrix. x is (outer, inner), or (inner, outer) if `inner_first`. A tile's rows are outer indices,
-// or (`pairs`) pairs of inner ones. Callers pass constants for these two.
+// Asks for the line of each row of x that begins there.
+static inline __attribute__((always_inline)) void
+tile_prefetch_rows(const uint16_t *x, int64_t stride, const int rows) {
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; i++) { __builtin_prefetch(x + i * stride); }
+}
+// Packs a matrix into strips of TILE_STRIP outer indices, which are `strip` elements apart, with
+// zeros beyond the matrix: for each 32 inner indices, two tiles of 16 outer ones. x is (outer,
+// inner), or (inner, outer) if `inner_first`. A tile's rows are outer indices, or (`pairs`) pairs
+// of inner ones. Reads x in its order, and asks for its next rows. Callers pass constants for
+// inner_first and pairs.
 TILES static inline __attribute__((always_inline)) void
-tile_pack_so(const bool inner_first, const bool pairs, uint16_t *to, const uint16_t *x,
-             int64_t stride, int64_t outer, int64_t inner) {
-    for (int64_t k = 0; k < inner; k += 32) {
-        for (int64_t o = 0; o < TILE_STRIP; o += 16, to += 512) {
+tile_pack_so(const bool inner_first, const bool pairs, uint16_t *to, int64_t strip,
+             const uint16_t *x, int64_t stride, int64_t outer, int64_t inner) {
+    const int64_t across = inner_first ? round_up(outer, TILE_STRIP) / 16 : ceil_div(inner, 32),
+                  down = inner_first ? ceil_div(inner, 32) : round_up(outer, TILE_STRIP) / 16;
+    for (int64_t i = 0; i < down; i++) {
+        for (int64_t j = 0; j < across; j++) {
+            const int64_t o = 16 * (inner_first ? j : i), k = 32 * (inner_first ? i : j);
+            const uint16_t *from = x + (inner_first ? k * stride + o : o * stride + k);
+            uint16_t *tile = to + o / TILE_STRIP * strip + k * TILE_STRIP + o % TILE_STRIP * 32;
             __m512i r[16];
             if (inner_first) {
-                tile_read_pairs(r, x + k * stride + o, stride, inner - k, outer - o);
+                if (j % 2 == 0) { tile_prefetch_rows(from + 32 * stride, stride, 32); }
+                tile_read_pairs(r, from, stride, inner - k, outer - o);
             } else {
-                tile_read_rows(r, x + o * stride + k, stride, outer - o, inner - k);
+                tile_prefetch_rows(from + 16 * stride, stride, 16);
+                tile_read_rows(r, from, stride, outer - o, inner - k);
             }
             if (inner_first != pairs) { tile_turn(r); }
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) { _mm512_store_si512((void *)(to + 32 * i), r[i]); }
+            for (int l = 0; l < 16; l++) { _mm512_store_si512((void *)(tile + 32 * l), r[l]); }
         }
     }
 }
-TILES static inline void tile_pack(uint16_t *to, const uint16_t *x, int64_t stride, int64_t outer,
-                                   int64_t inner, bool inner_first, bool pairs) {
+TILES static inline void tile_pack(uint16_t *to, int64_t strip, const uint16_t *x, int64_t stride,
+                                   int64_t outer, int64_t inner, bool inner_first, bool pairs) {
     if (inner_first && pairs) {
-        tile_pack_so(true, true, to, x, stride, outer, inner);
+        tile_pack_so(true, true, to, strip, x, stride, outer, inner);
     } else if (inner_first) {
-        tile_pack_so(true, false, to, x, stride, outer, inner);
+        tile_pack_so(true, false, to, strip, x, stride, outer, inner);
     } else if (pairs) {
-        tile_pack_so(false, true, to, x, stride, outer, inner);
+        tile_pack_so(false, true, to, strip, x, stride, outer, inner);
     } else {
-        tile_pack_so(false, false, to, x, stride, outer, inner);
+        tile_pack_so(false, false, to, strip, x, stride, outer, inner);
     }
 }
-// to(32, 32) = from, or zeros (NULL), + a strip of the left operand times one of the right one,
-// with `steps` times 32 inner indices. Rows are from_stride and to_stride bytes apart.
-TILES static inline void tile_multiply(const float *from, int64_t from_stride, float *to,
-                                       int64_t to_stride, const uint16_t *a, const uint16_t *b,
-                                       int64_t steps) {
-    if (from) {
-        const char *below = (const char *)from + 16 * from_stride;
-        _tile_loadd(0, from, from_stride);
-        _tile_loadd(1, from + 16, from_stride);
-        _tile_loadd(2, below, from_stride);
-        _tile_loadd(3, below + 64, from_stride);
+// Asks for a packed tile.
+static inline __attribute__((always_inline)) void tile_prefetch(const uint16_t *x) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) { __builtin_prefetch(x + 32 * i); }
+}
+// sums(32, 32), or zeros (!add), + a strip of the left operand times one of the right one, with
+// `steps` times 32 inner indices. Rows of sums are `stride` bytes apart.
+TILES static inline void tile_multiply(float *sums, int64_t stride, bool add, const uint16_t *a,
+                                       const uint16_t *b, int64_t steps) {
+    char *below = (char *)sums + 16 * stride;
+    if (add) {
+        _tile_loadd(0, sums, stride);
+        _tile_loadd(1, sums + 16, stride);
+        _tile_loadd(2, below, stride);
+        _tile_loadd(3, below + 64, stride);
     } else {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t i = 0; i < steps; i++, a += 1024, b += 1024) {
-        _tile_loadd(6, b, 64);
-        _tile_loadd(4, a, 64);
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_loadd(7, b + 512, 64);
+    _tile_loadd(5, a + 512, 64);
+    for (int64_t i = 1; i < steps; i++, a += 1024, b += 1024) {
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 512, 64);
+        tile_prefetch(a + 2048);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + 512, 64);
+        _tile_loadd(4, a + 1024, 64);
+        tile_prefetch(a + 2560);
         _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(6, b + 1024, 64);
+        tile_prefetch(b + 2048);
         _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(7, b + 1536, 64);
+        _tile_loadd(5, a + 1536, 64);
+        tile_prefetch(b + 2560);
     }
-    char *below = (char *)to + 16 * to_stride;
-    _tile_stored(0, to, to_stride);
-    _tile_stored(1, to + 16, to_stride);
-    _tile_stored(2, below, to_stride);
-    _tile_stored(3, below + 64, to_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_stored(0, sums, stride);
+    _tile_stored(1, sums + 16, stride);
+    _tile_stored(2, below, stride);
+    _tile_stored(3, below + 64, stride);
 }
 static inline void tile_copy(float *to, int64_t to_cols, const float *from, int64_t from_cols,
                              int64_t rows, int64_t cols) {
@@ -164,88 +194,111 @@ static inline void tile_copy(float *to, int64_t to_cols, const float *from, int6
         memcpy(to + i * to_cols, from + i * from_cols, (size_t)cols * sizeof *to);
     }
 }
-// A block of the left operand: `rows` rows of the result from `row` on, all `inner` inner indices,
-// which are packed in `slices` slices of `depth` indices (the last one of fewer).
+// Lines of the caches that a part of a matrix begins in: `rows` rows of `lines` lines, `stride`
+// bytes apart.
 typedef struct {
-    int64_t row, rows, inner, depth, slices;
-    uint16_t *packed, *strip;
-    float *sums; // (rows, TILE_STRIP): of a strip
-} TileBlock;
-// Returns slice k's inner indices.
-static inline int64_t tile_slice(const TileBlock *b, int64_t k) {
-    return min_i64(b->depth, b->inner - k * b->depth);
-}
-static inline uint16_t *tile_packed(const TileBlock *b, int64_t k, int64_t row) {
-    return b->packed + k * b->depth * round_up(b->rows, TILE_STRIP) +
-           row * round_up(tile_slice(b, k), 32);
-}
-TILES static inline void tile_pack_left(const Product *p, const TileBlock *b) {
-    const bool turned = p->ta == TRANSPOSED;
-    for (int64_t k = 0; k < b->slices; k++) {
-        for (int64_t i = 0; i < b->rows; i += TILE_STRIP) {
-            const int64_t row = b->row + i, inner = k * b->depth;
-            tile_pack(tile_packed(b, k, i),
-                      (const uint16_t *)p->a +
-                          (turned ? inner * p->lda + row : row * p->lda + inner),
-                      p->lda, min_i64(TILE_STRIP, b->rows - i), tile_slice(b, k), turned, false);
+    const char *x;
+    int64_t rows, lines, stride;
+} TileSource;
+// Asks for part i of n.
+static inline void tile_prefetch_part(const TileSource *s, int64_t i, int64_t n) {
+    for (int64_t r = s->rows * i / n; r < s->rows * (i + 1) / n; r++) {
+        for (int64_t l = 0; l < s->lines; l++) {
+            __builtin_prefetch(s->x + r * s->stride + 64 * l, 0, 2);
         }
     }
 }
-// Multiplies slice k of a block by a packed strip of `cols` columns from `col` on.
-TILES static inline void tile_multiply_slice(const Product *p, const TileBlock *b, int64_t k,
-                                             int64_t col, int64_t cols) {
-    const bool first = k == 0, add = p->add, last = k + 1 == b->slices && !p->finish;
-    const int64_t steps = ceil_div(tile_slice(b, k), 32), ldc = p->ldc,
+// A part of an operand, packed: `outer` rows of the left one or columns of the right one.
+typedef struct {
+    int64_t outer, steps; // steps: times 32 inner indices
+    uint16_t *packed;
+} TilePacked;
+static inline const uint16_t *tile_packed(const TilePacked *t, int64_t outer) {
+    return t->packed + outer * t->steps * 32;
+}
+// A block of rows of the result from `row` on, and a group of its columns from `col` on.
+typedef struct {
+    int64_t row, col;
+    TilePacked left, right;
+    float *sums; // (rows, TILE_STRIP): of a strip
+} TileBlock;
+// Returns where columns of the right operand begin.
+static inline const uint16_t *tile_columns(const Product *p, int64_t col) {
+    return (const uint16_t *)p->b + (p->tb == TRANSPOSED ? col * p->ldb : col);
+}
+static inline TileSource tile_next(const Product *p, int64_t col) {
+    const bool turned = p->tb == TRANSPOSED;
+    const int64_t next = col + TILE_GROUP < p->n ? col + TILE_GROUP : 0,
+                  cols = min_i64(TILE_GROUP, p->n - next);
+    const TileSource s = {(const char *)tile_columns(p, next), turned ? cols : p->k,
+                          ceil_div((turned ? p->k : cols) * 2, 64), p->ldb * 2};
+    return s;
+}
+// Computes 32 x 32 elements of the result: rows from i of the block, columns from j of the group.
+// Their sums are where the result is, or in b->sums if they will be finished, or where the result
+// ends between.
+TILES static inline void tile_multiply_block(const Product *p, const TileBlock *b, int64_t i,
+                                             int64_t j) {
+    const int64_t row = b->row + i, col = b->col + j, ldc = p->ldc,
+                  rows = min_i64(TILE_STRIP, p->m - row), cols = min_i64(TILE_STRIP, p->n - col),
                   near = TILE_STRIP * (int64_t)sizeof(float), far = ldc * (int64_t)sizeof(float);
-    for (int64_t i = 0; i < b->rows; i += TILE_STRIP) {
-        const int64_t rows = min_i64(TILE_STRIP, b->rows - i);
-        const bool whole = rows == TILE_STRIP && cols == TILE_STRIP, reads = first && add && whole,
-                   writes = last && whole;
-        float *sums = b->sums + i * TILE_STRIP, *c = p->c + (b->row + i) * ldc + col,
-              *next = c + TILE_STRIP * ldc;
-        // its rows are far apart, so the hardware does not (gradients of weights: 1.7 times)
-        for (int64_t r = 0; r < TILE_STRIP && (reads || writes); r++, next += ldc) {
-            __builtin_prefetch(next, 1);
-            __builtin_prefetch(next + 16, 1);
+    const bool whole = rows == TILE_STRIP && cols == TILE_STRIP;
+    float *sums = b->sums + i * TILE_STRIP;
+    if (p->finish) {
+        const Tile below = {row + TILE_STRIP, col, min_i64(TILE_STRIP, p->m - row - TILE_STRIP),
+                            cols};
+        if (p->finish->prefetch && below.rows > 0) { p->finish->prefetch(p->finish->what, below); }
+        tile_multiply(sums, near, false, tile_packed(&b->left, i), tile_packed(&b->right, j),
+                      b->left.steps);
+        return;
+    }
+    float *c = p->c + row * ldc + col, *next = c + TILE_STRIP * ldc;
+    // its rows are far apart, so the hardware does not (gradients of weights: 1.7 times)
+    for (int64_t r = 0; r < TILE_STRIP && whole; r++, next += ldc) {
+        __builtin_prefetch(next, 1);
+        __builtin_prefetch(next + 16, 1);
+    }
+    if (p->add && !whole) { tile_copy(sums, TILE_STRIP, c, ldc, rows, cols); }
+    tile_multiply(whole ? c : sums, whole ? far : near, p->add, tile_packed(&b->left, i),
+                  tile_packed(&b->right, j), b->left.steps);
+    if (!whole) { tile_copy(c, ldc, sums, TILE_STRIP, rows, cols); }
+}
+// Computes the block's rows of the group's columns, strip by strip.
+TILES static inline void tile_multiply_group(const Product *p, const TileBlock *b) {
+    const TileSource next = tile_next(p, b->col);
+    const int64_t down = ceil_div(b->left.outer, TILE_STRIP), cols = b->right.outer,
+                  parts = ceil_div(cols, TILE_STRIP) * down;
+    for (int64_t j = 0, part = 0; j < cols; j += TILE_STRIP) {
+        for (int64_t i = 0; i < b->left.outer; i += TILE_STRIP) {
+            tile_prefetch_part(&next, part++, parts);
+            tile_multiply_block(p, b, i, j);
         }
-        if (first && add && !whole) { tile_copy(sums, TILE_STRIP, c, ldc, rows, cols); }
-        tile_multiply(first && !add ? NULL
-                      : reads       ? c
-                                    : sums,
-                      reads ? far : near, writes ? c : sums, writes ? far : near,
-                      tile_packed(b, k, i), b->strip, steps);
-        if (last && !whole) { tile_copy(c, ldc, sums, TILE_STRIP, rows, cols); }
+        if (p->finish) {
+            const Tile strip = {b->row, b->col + j, b->left.outer, min_i64(TILE_STRIP, cols - j)};
+            p->finish->run(p->finish->what, strip, b->sums, TILE_STRIP);
+        }
     }
 }
 // Computes a product of bf16 operands with at most TILE_BLOCK_DEPTH inner indices; space:
 // TILE_SPACE bytes of the calling thread, at a multiple of 64. What is finished (p->finish) is not
 // written to c.
 TILES static inline void gemm_by_tiles(const Product *p, void *space) {
-    const bool turned = p->tb == TRANSPOSED;
-    const int64_t most = tile_block_rows(p->k);
-    TileBlock b = {.inner = p->k, .packed = (uint16_t *)space};
-    b.depth = round_up(ceil_div(p->k, ceil_div(p->k, TILE_DEPTH)), 32);
-    b.slices = ceil_div(p->k, b.depth);
-    b.strip = b.packed + TILE_BLOCK;
-    b.sums = (float *)(void *)(b.strip + TILE_STRIP * TILE_DEPTH);
+    const bool turned = p->ta == TRANSPOSED;
+    const int64_t most = tile_block_rows(p->k), steps = ceil_div(p->k, 32);
+    uint16_t *packed = (uint16_t *)space, *group = packed + TILE_BLOCK;
+    TileBlock b = {.left = {0, steps, packed}, .right = {0, steps, group}};
+    b.sums = (float *)(void *)(group + TILE_GROUP * TILE_BLOCK_DEPTH);
     assert(p->k <= TILE_BLOCK_DEPTH);
     tiles_begin();
     for (b.row = 0; b.row < p->m; b.row += most) {
-        b.rows = min_i64(most, p->m - b.row);
-        tile_pack_left(p, &b);
-        for (int64_t col = 0; col < p->n; col += TILE_STRIP) {
-            const int64_t cols = min_i64(TILE_STRIP, p->n - col);
-            for (int64_t k = 0; k < b.slices; k++) {
-                const int64_t at = k * b.depth;
-                tile_pack(b.strip,
-                          (const uint16_t *)p->b + (turned ? col * p->ldb + at : at * p->ldb + col),
-                          p->ldb, cols, tile_slice(&b, k), !turned, true);
-                tile_multiply_slice(p, &b, k, col, cols);
-            }
-            if (p->finish) {
-                const Tile part = {b.row, col, b.rows, cols};
-                p->finish->run(p->finish->what, part, b.sums, TILE_STRIP);
-            }
+        b.left.outer = min_i64(most, p->m - b.row);
+        tile_pack(packed, steps * 1024, (const uint16_t *)p->a + (turned ? b.row : b.row * p->lda),
+                  p->lda, b.left.outer, p->k, turned, false);
+        for (b.col = 0; b.col < p->n; b.col += TILE_GROUP) {
+            b.right.outer = min_i64(TILE_GROUP, p->n - b.col);
+            tile_pack(group, steps * 1024, tile_columns(p, b.col), p->ldb, b.right.outer, p->k,
+                      p->tb != TRANSPOSED, true);
+            tile_multiply_group(p, &b);
         }
     }
     _tile_release();

@@ -71,9 +71,7 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
 // A product of Reals in bf16 has its sums in a thread's buffer until they are rounded, unless
 // strips of them are. In fp32 they are where the output is.
 static inline int64_t rounded_tile(int64_t depth) {
-    return cpu_real == DTYPE_FP32 || gemm_finishes_strips(depth) ? INT64_MAX
-           : gemm_uses_tiles()                                   ? (int64_t)GEMM_BUFFER_AMX
-                                                                 : (int64_t)GEMM_BUFFER;
+    return cpu_real == DTYPE_FP32 || gemm_finishes_strips(depth) ? INT64_MAX : gemm_sums();
 }
 static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t, int64_t *stride) {
     *stride = cpu_real == DTYPE_FP32 ? cols : t.cols;
@@ -124,7 +122,7 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
             float *y = tile_sums(s, out, OC, t, &stride);
             const ForwardOutput to = {real_at(out, at), gelu ? real_at(gelu, at) : NULL,
                                       bias ? real_at_const(bias, t.col) : NULL, OC};
-            const Finish finish = {finish_forward_rows, &to};
+            const Finish finish = {finish_forward_rows, NULL, &to};
             gemm_finished(s, TRANSPOSED, t, C, real_at_const(in, t.row * C), C,
                           real_at_const(weight, t.col * C), C, y, stride, finish);
         }
@@ -205,6 +203,13 @@ static inline void finish_input_rows(const void *what, Tile t, float *sums, int6
                  to->pre_gelu ? real_at_const(to->pre_gelu, at) : NULL, sums, t.cols);
     }
 }
+static inline void prefetch_input_rows(const void *what, Tile t) {
+    const InputGradient *to = (const InputGradient *)what;
+    for (int64_t n = t.row; n < t.row + t.rows; n++) {
+        const int64_t at = n * to->cols + t.col;
+        prefetch_reals(real_at_const(to->pre_gelu, at), t.cols);
+    }
+}
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout,
                                              const Real *weight, const Real *pre_gelu, int64_t N,
                                              int64_t C, int64_t OC) {
@@ -220,7 +225,7 @@ static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *d
             float *dx = tile_sums(s, din, C, t, &stride);
             const InputGradient to = {real_at(din, at),
                                       pre_gelu ? real_at_const(pre_gelu, at) : NULL, C};
-            const Finish finish = {finish_input_rows, &to};
+            const Finish finish = {finish_input_rows, pre_gelu ? prefetch_input_rows : NULL, &to};
             gemm_finished(s, AS_STORED, t, OC, real_at_const(dout, t.row * OC), OC,
                           real_at_const(weight, t.col), C, dx, stride, finish);
         }

@@ -143,7 +143,7 @@ static inline void ops_matmul_symmetric(Stream *s, Real *out, const Real *in, in
             int64_t stride;
             float *y = tile_sums(s, out, N, t, &stride);
             const ForwardOutput to = {real_at(out, t.row * N + t.col), NULL, NULL, N};
-            const Finish finish = {finish_forward_rows, &to};
+            const Finish finish = {finish_forward_rows, NULL, &to};
             gemm_finished(s, TRANSPOSED, t, C, real_at_const(in, t.row * C), C,
                           real_at_const(in, t.col * C), C, y, stride, finish);
             if (t.col < t.row) { FOR_TYPE(mirror_tile, out, t, N); }

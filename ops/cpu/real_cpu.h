@@ -33,6 +33,14 @@ static inline const Real *real_at_const(const Real *p, int64_t elements) {
     return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes());
 }
 
+// Asks for n Reals, which will be read.
+static inline void prefetch_reals(const Real *x, int64_t n) {
+    const char *at = (const char *)x;
+    for (int64_t byte = 0; byte < n * (int64_t)ops_real_bytes(); byte += 64) {
+        __builtin_prefetch(at + byte, 0, 2);
+    }
+}
+
 TYPED void load_part(const DType type, float *to, const Real *from, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) { to[i] = load_real(type, from, i); }
@@ -57,9 +65,10 @@ typedef struct {
     int64_t row, col, rows, cols;
 } Tile;
 // What is done with complete sums(rows, cols) of a part of a result. Their rows are `stride`
-// elements apart.
+// elements apart. prefetch: asks for the memory that run() will use, which takes time to arrive.
 typedef struct {
     void (*run)(const void *what, Tile part, float *sums, int64_t stride);
+    void (*prefetch)(const void *what, Tile part);
     const void *what;
 } Finish;
 // c(m, n) [+]= a b with a(m, k) and b(k, n). Rows are lda, ldb and ldc elements apart.

@@ -138,8 +138,11 @@ static inline void ops_accumulate_host(Stream *s, float *out, const float *in, i
 // Element i of a chunk is added to sum i mod 32, and the sums are added in order. So the result has
 // the same bits on any machine and for any thread count.
 static inline void add_squares(double sum[32], const float *x, int64_t n) {
+    enum { AHEAD = 1024 }; // floats that are asked for ahead: hardware alone asks for too few
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
+        __builtin_prefetch(x + i + AHEAD);
+        __builtin_prefetch(x + i + AHEAD + 16);
 #pragma omp simd
         for (int64_t l = 0; l < 32; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
     }
