@@ -12,11 +12,10 @@
 // numbers that both have. Add an operation: write its two functions, add a row to `operations`, add
 // cases.
 #include "test/emulated_tiles.h"
-#define POLL_WORK 20000    // so that small products are cut for polling too
-#define TILE_WORK 20000    // the same: tiles
-#define GEMM_DEPTH 64      // the same: a slice of the inner dimension
-#define TILE_BLOCK_ROWS 64 // the same: blocks of products by AMX
-#define TILE_GROUP 64
+#define POLL_WORK 20000 // so that small products are cut for polling too
+#define TILE_WORK 20000 // the same: tiles
+#define GEMM_DEPTH 64   // the same: a slice of the inner dimension
+#define TILE_GROUP 64   // the same: blocks of products by AMX
 #define TILE_BLOCK_DEPTH 96
 #define TILE_BLOCK (64 * 96)
 #define CLIP_PARTS 4       // so that a part is more than one piece of work

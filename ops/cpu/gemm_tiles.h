@@ -4,9 +4,9 @@
 //
 // Plan     Four tiles of sums, 32 x 32 elements of the result, take in the whole inner dimension,
 //          32 indices at a time, from two tiles of each operand. Both operands are packed so that
-//          these tiles lie one behind the other: the left one in blocks that stay in the L2 cache,
-//          the right one in groups of columns. A strip of the result is finished (bias, GELU,
-//          rounding) while it is in the L2 cache.
+//          these tiles lie one behind the other: the left one in blocks of rows, the right one in
+//          groups of columns. Both stay in the L2 cache. A band, which is 32 rows of a block and a
+//          group, is finished (bias, GELU, rounding) while it is in the L1 cache.
 // Order    An element's terms are added in the order of the inner indices, whatever tile it is in.
 // Waiting  Loads and products alternate, and memory is asked for before it is needed. Where another
 //          program uses the tiles of the same core, that is a third of the time.
@@ -17,21 +17,20 @@
 #include "ops/cpu/real_cpu.h" // Product
 
 #ifndef TILE_BLOCK // tests make all smaller
-// Inner indices, elements (3/8 of an L2 cache of 2 MiB) and rows of a packed block, at most.
+// Inner indices and elements (3/8 of an L2 cache of 2 MiB) of a packed block, at most.
 #define TILE_BLOCK_DEPTH 768
 #define TILE_BLOCK (768 * 512)
-#define TILE_BLOCK_ROWS 1024
 #define TILE_GROUP 128 // columns that are packed together
 #endif
 enum {
     TILE_STRIP = 32, // rows and columns of the result that a kernel computes
-    // bytes of a thread: the packed block, a group of the right operand, and a strip's sums
-    TILE_SPACE = (TILE_BLOCK + TILE_GROUP * TILE_BLOCK_DEPTH) * 2 + TILE_BLOCK_ROWS * TILE_STRIP * 4
+    // bytes of a thread: the packed block, a group of the right operand, and a band's sums
+    TILE_SPACE = (TILE_BLOCK + TILE_GROUP * TILE_BLOCK_DEPTH) * 2 + TILE_STRIP * TILE_GROUP * 4
 };
 // Returns the rows of a block of so many inner indices.
 static inline int64_t tile_block_rows(int64_t depth) {
     const int64_t rows = TILE_BLOCK / round_up(max_i64(1, depth), 32) / TILE_STRIP * TILE_STRIP;
-    return min_i64(TILE_BLOCK_ROWS, max_i64(TILE_STRIP, rows));
+    return max_i64(TILE_STRIP, rows);
 }
 
 #ifdef __x86_64__
@@ -194,17 +193,27 @@ static inline void tile_copy(float *to, int64_t to_cols, const float *from, int6
         memcpy(to + i * to_cols, from + i * from_cols, (size_t)cols * sizeof *to);
     }
 }
-// Lines of the caches that a part of a matrix begins in: `rows` rows of `lines` lines, `stride`
-// bytes apart.
+// Memory that will be used: `rows` rows of `lines` cache lines, `stride` bytes apart.
 typedef struct {
     const char *x;
     int64_t rows, lines, stride;
-} TileSource;
+} TileMemory;
+static inline TileMemory tile_memory(const void *x, int64_t rows, int64_t bytes, int64_t stride) {
+    const TileMemory m = {(const char *)x, rows, ceil_div(bytes, 64), stride};
+    return m;
+}
 // Asks for part i of n.
-static inline void tile_prefetch_part(const TileSource *s, int64_t i, int64_t n) {
-    for (int64_t r = s->rows * i / n; r < s->rows * (i + 1) / n; r++) {
-        for (int64_t l = 0; l < s->lines; l++) {
-            __builtin_prefetch(s->x + r * s->stride + 64 * l, 0, 2);
+static inline void tile_prefetch_part(const TileMemory *m, int64_t i, int64_t n) {
+    for (int64_t r = m->rows * i / n; r < m->rows * (i + 1) / n; r++) {
+        for (int64_t l = 0; l < m->lines; l++) {
+            __builtin_prefetch(m->x + r * m->stride + 64 * l, 0, 2);
+        }
+    }
+}
+static inline void tile_prefetch_to_write(TileMemory m) {
+    for (int64_t r = 0; r < m.rows; r++) {
+        for (int64_t l = 0; l < m.lines; l++) {
+            __builtin_prefetch(m.x + r * m.stride + 64 * l, 1);
         }
     }
 }
@@ -220,63 +229,53 @@ static inline const uint16_t *tile_packed(const TilePacked *t, int64_t outer) {
 typedef struct {
     int64_t row, col;
     TilePacked left, right;
-    float *sums; // (rows, TILE_STRIP): of a strip
+    float *sums; // (TILE_STRIP, TILE_GROUP): of a band, which is 32 rows of the block and the group
 } TileBlock;
 // Returns where columns of the right operand begin.
 static inline const uint16_t *tile_columns(const Product *p, int64_t col) {
     return (const uint16_t *)p->b + (p->tb == TRANSPOSED ? col * p->ldb : col);
 }
-static inline TileSource tile_next(const Product *p, int64_t col) {
-    const bool turned = p->tb == TRANSPOSED;
+// Returns the group of the right operand that follows the one of column `col`.
+static inline TileMemory tile_next_group(const Product *p, int64_t col) {
     const int64_t next = col + TILE_GROUP < p->n ? col + TILE_GROUP : 0,
                   cols = min_i64(TILE_GROUP, p->n - next);
-    const TileSource s = {(const char *)tile_columns(p, next), turned ? cols : p->k,
-                          ceil_div((turned ? p->k : cols) * 2, 64), p->ldb * 2};
-    return s;
+    const bool turned = p->tb == TRANSPOSED;
+    return tile_memory(tile_columns(p, next), turned ? cols : p->k, 2 * (turned ? p->k : cols),
+                       2 * p->ldb);
 }
 // Computes 32 x 32 elements of the result: rows from i of the block, columns from j of the group.
 // Their sums are where the result is, or in b->sums if they will be finished, or where the result
 // ends between.
 TILES static inline void tile_multiply_block(const Product *p, const TileBlock *b, int64_t i,
                                              int64_t j) {
-    const int64_t row = b->row + i, col = b->col + j, ldc = p->ldc,
-                  rows = min_i64(TILE_STRIP, p->m - row), cols = min_i64(TILE_STRIP, p->n - col),
-                  near = TILE_STRIP * (int64_t)sizeof(float), far = ldc * (int64_t)sizeof(float);
-    const bool whole = rows == TILE_STRIP && cols == TILE_STRIP;
-    float *sums = b->sums + i * TILE_STRIP;
-    if (p->finish) {
-        const Tile below = {row + TILE_STRIP, col, min_i64(TILE_STRIP, p->m - row - TILE_STRIP),
-                            cols};
-        if (p->finish->prefetch && below.rows > 0) { p->finish->prefetch(p->finish->what, below); }
-        tile_multiply(sums, near, false, tile_packed(&b->left, i), tile_packed(&b->right, j),
-                      b->left.steps);
-        return;
-    }
-    float *c = p->c + row * ldc + col, *next = c + TILE_STRIP * ldc;
-    // its rows are far apart, so the hardware does not (gradients of weights: 1.7 times)
-    for (int64_t r = 0; r < TILE_STRIP && whole; r++, next += ldc) {
-        __builtin_prefetch(next, 1);
-        __builtin_prefetch(next + 16, 1);
-    }
-    if (p->add && !whole) { tile_copy(sums, TILE_STRIP, c, ldc, rows, cols); }
-    tile_multiply(whole ? c : sums, whole ? far : near, p->add, tile_packed(&b->left, i),
+    const int64_t row = b->row + i, col = b->col + j, rows = min_i64(TILE_STRIP, p->m - row),
+                  cols = min_i64(TILE_STRIP, p->n - col);
+    const bool in_place = rows == TILE_STRIP && cols == TILE_STRIP && !p->finish;
+    float *c = p->c + row * p->ldc + col, *sums = in_place ? c : b->sums + j;
+    const int64_t stride = in_place ? p->ldc : (int64_t)TILE_GROUP;
+    if (p->add && !in_place) { tile_copy(sums, stride, c, p->ldc, rows, cols); }
+    tile_multiply(sums, stride * (int64_t)sizeof(float), p->add, tile_packed(&b->left, i),
                   tile_packed(&b->right, j), b->left.steps);
-    if (!whole) { tile_copy(c, ldc, sums, TILE_STRIP, rows, cols); }
+    if (!p->finish && !in_place) { tile_copy(c, p->ldc, sums, stride, rows, cols); }
 }
-// Computes the block's rows of the group's columns, strip by strip.
+// Computes the block's rows of the group's columns, band by band.
 TILES static inline void tile_multiply_group(const Product *p, const TileBlock *b) {
-    const TileSource next = tile_next(p, b->col);
-    const int64_t down = ceil_div(b->left.outer, TILE_STRIP), cols = b->right.outer,
-                  parts = ceil_div(cols, TILE_STRIP) * down;
-    for (int64_t j = 0, part = 0; j < cols; j += TILE_STRIP) {
-        for (int64_t i = 0; i < b->left.outer; i += TILE_STRIP) {
-            tile_prefetch_part(&next, part++, parts);
+    const int64_t cols = b->right.outer,
+                  parts = ceil_div(b->left.outer, TILE_STRIP) * ceil_div(cols, TILE_STRIP);
+    const TileMemory group = tile_next_group(p, b->col);
+    int64_t part = 0;
+    for (int64_t i = 0; i < b->left.outer; i += TILE_STRIP) {
+        const Tile band = {b->row + i, b->col, min_i64(TILE_STRIP, b->left.outer - i), cols};
+        if (p->finish && p->finish->prefetch) { p->finish->prefetch(p->finish->what, band); }
+        if (!p->finish) { // the next band
+            tile_prefetch_to_write(tile_memory(p->c + (band.row + TILE_STRIP) * p->ldc + band.col,
+                                               TILE_STRIP, 4 * cols, 4 * p->ldc));
+        }
+        for (int64_t j = 0; j < cols; j += TILE_STRIP) {
+            tile_prefetch_part(&group, part++, parts);
             tile_multiply_block(p, b, i, j);
         }
-        if (p->finish) {
-            const Tile strip = {b->row, b->col + j, b->left.outer, min_i64(TILE_STRIP, cols - j)};
-            p->finish->run(p->finish->what, strip, b->sums, TILE_STRIP);
-        }
+        if (p->finish) { p->finish->run(p->finish->what, band, b->sums, TILE_GROUP); }
     }
 }
 // Computes a product of bf16 operands with at most TILE_BLOCK_DEPTH inner indices; space:
