@@ -146,7 +146,7 @@ static inline void gemm_own_tiles(const Stream *s, const Product *p) {
 static inline int64_t gemm_slice_length(int64_t k) {
     const int64_t most = gemm_uses_tiles() ? TILE_BLOCK_DEPTH : GEMM_DEPTH,
                   slices = max_i64(1, ceil_div(k, most));
-    return round_up(ceil_div(k, slices), 16);
+    return round_up(ceil_div(k, slices), gemm_uses_tiles() ? 32 : 16);
 }
 // c(m, n) [+]= a b with a(m, k) and b(k, n), each as stored or transposed, by the calling thread
 // alone. Rows are lda, ldb and ldc elements apart. Lets messages move after each slice.
