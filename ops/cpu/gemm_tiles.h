@@ -7,8 +7,8 @@
 //          these tiles lie one behind the other: the left one in blocks of rows, the right one in
 //          groups of columns. Both stay in the L2 cache. A band, which is 32 rows of a block and a
 //          group, is finished (bias, GELU, rounding) while it is in the L1 cache.
-// Order    An element's terms are added 32 inner indices at a time, in their order, whatever tile it
-//          is in.
+// Order    An element's terms are added in the order of the inner indices, 32 at a time, whatever
+//          tile it is in.
 // Waiting  Loads and products alternate, and memory is asked for before it is needed. Where another
 //          program uses the tiles of the same core, that is a third of the time.
 #ifndef GEMM_TILES_H
