@@ -334,17 +334,22 @@ static inline void pack_transposed(const HeadSpace *h, Word *to, const Real *fro
         }
     }
 }
+// Scores are rounded by an instruction that makes 0 of denormal numbers, as products of pairs do.
 // to(w(n), TILE) = words of the columns of scores(n, TILE)
 static inline void pack_score_columns(Word *to, const float *scores, int64_t n) {
+#ifdef __AVX512BF16__
     for (int64_t k = 0; k < n && words_are_pairs(); k += 2, scores += 2 * TILE, to += TILE) {
-#pragma omp simd
-        for (int64_t l = 0; l < TILE; l++) { to[l] = float_to_bf16(scores[l]); }
-        if (k + 1 == n) { break; }
-#pragma omp simd
-        for (int64_t l = 0; l < TILE; l++) {
-            to[l] |= (uint32_t)float_to_bf16(scores[TILE + l]) << 16;
+        for (int64_t l = 0; l < TILE; l += LANES) {
+            const __m512 low = _mm512_loadu_ps(scores + l),
+                         high =
+                             k + 1 < n ? _mm512_loadu_ps(scores + TILE + l) : _mm512_setzero_ps();
+            const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            _mm512_storeu_si512(to + l, _mm512_permutexvar_epi16(PAIRS_OF_HALVES, rounded));
         }
     }
+#else
+    (void)to, (void)scores, (void)n;
+#endif
 }
 // The same for a product whose left operand is (TILE, n): for tiles these are words of a row.
 static inline void pack_scores_turned(Word *to, const float *scores, int64_t n) {
@@ -360,7 +365,15 @@ static inline void pack_scores_turned(Word *to, const float *scores, int64_t n) 
 }
 // to(n, w(TILE)) = words of the rows of scores(n, TILE)
 static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
-    if (words_are_pairs()) { store_part(DTYPE_BF16, (Real *)to, scores, n * TILE); }
+#ifdef __AVX512BF16__
+    for (int64_t i = 0; i < n * TILE && words_are_pairs(); i += 2 * LANES) {
+        _mm512_storeu_si512(to + i / 2,
+                            (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(scores + i + LANES),
+                                                         _mm512_loadu_ps(scores + i)));
+    }
+#else
+    (void)to, (void)scores, (void)n;
+#endif
 }
 
 // Returns the first column of row `key` of a score tile that is computed, rounded down to whole

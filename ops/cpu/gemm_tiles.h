@@ -67,20 +67,21 @@ TILES static inline __attribute__((always_inline)) void tile_turn(__m512i r[16])
         r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
     }
 }
+// The order in which the lower and the upper 16 of 32 bf16 become pairs.
+#define PAIRS_OF_HALVES                                                                            \
+    _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,   \
+                     21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0)
 // Reads 16 pairs of rows of x(rows, cols), of which 16 columns are used: [pair] = the pairs of the
 // columns.
 TILES static inline __attribute__((always_inline)) void
 tile_read_pairs(__m512i r[16], const uint16_t *x, int64_t stride, int64_t rows, int64_t cols) {
-    const __m512i order =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const uint32_t mask = tile_mask(min_i64(cols, 16));
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
         const uint16_t *row = x + 2 * i * stride;
         const __m512i even = _mm512_maskz_loadu_epi16(2 * i < rows ? mask : 0, row),
                       odd = _mm512_maskz_loadu_epi16(2 * i + 1 < rows ? mask : 0, row + stride);
-        r[i] = _mm512_permutexvar_epi16(order,
+        r[i] = _mm512_permutexvar_epi16(PAIRS_OF_HALVES,
                                         _mm512_inserti64x4(even, _mm512_castsi512_si256(odd), 1));
     }
 }
