@@ -804,8 +804,8 @@ class Ranks(TestCase):
         _, said = job("train_gpt_emu", 2, EXIT_PEER, environment, model=MODEL)
         self.assertRegex(
             said,
-            r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+"
-            r"( of \w+ \d)?, step \d)\n",
+            r"NCCL: remote process exited or there was a network error: \w+, in (no collective|"
+            r"(\w+ of \w+ \d|numbers), step \d)\n",
         )
 
 

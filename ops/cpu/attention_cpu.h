@@ -348,7 +348,9 @@ static inline void pack_score_columns(Word *to, const float *scores, int64_t n) 
         }
     }
 #else
-    (void)to, (void)scores, (void)n;
+    (void)to;
+    (void)scores;
+    (void)n;
 #endif
 }
 // The same for a product whose left operand is (TILE, n): for tiles these are words of a row.
@@ -372,7 +374,9 @@ static inline void pack_score_rows(Word *to, const float *scores, int64_t n) {
                                                          _mm512_loadu_ps(scores + i)));
     }
 #else
-    (void)to, (void)scores, (void)n;
+    (void)to;
+    (void)scores;
+    (void)n;
 #endif
 }
 

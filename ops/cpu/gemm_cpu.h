@@ -182,14 +182,14 @@ static inline void gemm_tile(Stream *s, Operand ta, Operand tb, int64_t m, int64
     }
 }
 // Does gemm_finished() finish sums where they are made?
-static inline bool gemm_finishes_strips(int64_t k) {
+static inline bool gemm_finishes_bands(int64_t k) {
     return gemm_uses_tiles() && k <= TILE_BLOCK_DEPTH;
 }
 // Computes a product and finishes its sums, which are in c meanwhile if they need the space.
 static inline void gemm_finished(Stream *s, Operand tb, Tile t, int64_t k, const Real *a,
                                  int64_t lda, const Real *b, int64_t ldb, float *c, int64_t ldc,
                                  Finish finish) {
-    if (gemm_finishes_strips(k)) {
+    if (gemm_finishes_bands(k)) {
         const Product p = {.tb = tb,
                            .m = t.rows,
                            .n = t.cols,

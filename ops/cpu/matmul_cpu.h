@@ -69,9 +69,9 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
 }
 
 // A product of Reals in bf16 has its sums in a thread's buffer until they are rounded, unless
-// strips of them are. In fp32 they are where the output is.
+// bands of them are. In fp32 they are where the output is.
 static inline int64_t rounded_tile(int64_t depth) {
-    return cpu_real == DTYPE_FP32 || gemm_finishes_strips(depth) ? INT64_MAX : gemm_sums();
+    return cpu_real == DTYPE_FP32 || gemm_finishes_bands(depth) ? INT64_MAX : gemm_sums();
 }
 static inline float *tile_sums(const Stream *s, Real *out, int64_t cols, Tile t, int64_t *stride) {
     *stride = cpu_real == DTYPE_FP32 ? cols : t.cols;

@@ -65,7 +65,8 @@ typedef struct {
     int64_t row, col, rows, cols;
 } Tile;
 // What is done with complete sums(rows, cols) of a part of a result. Their rows are `stride`
-// elements apart. prefetch: asks for the memory that run() will use, which takes time to arrive.
+// elements apart. prefetch: asks for the memory that run() will read, which takes time to arrive;
+// NULL: none.
 typedef struct {
     void (*run)(const void *what, Tile part, float *sums, int64_t stride);
     void (*prefetch)(const void *what, Tile part);
