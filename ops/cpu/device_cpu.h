@@ -134,8 +134,9 @@ static inline void ops_profiler(bool on) { (void)on; }
 // --- memory and precision ------------------------------------------------------------------------
 // A large allocation is its own mapping, whose pages are zero. The team touches the pages, so that
 // they exist and, on a NUMA machine, are near a thread that uses them. Huge pages are requested for
-// whole 2 MiB only, so the resident size is the requested size. A small allocation ends exactly
-// where requested, so that sanitizers detect an overrun.
+// whole 2 MiB and forbidden elsewhere, where some systems use them unasked, so the resident size is
+// the requested size. A small allocation ends exactly where requested, so that sanitizers detect an
+// overrun.
 enum { HUGE_PAGE = 2 << 20 };
 typedef struct { // stored in front of the returned pointer
     void *whole;
@@ -147,6 +148,7 @@ static inline void *ops_alloc(size_t bytes) {
     void *whole = MAP_FAILED;
     if (align == HUGE_PAGE) {
         whole = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (whole != MAP_FAILED) { madvise(whole, mapped, MADV_NOHUGEPAGE); }
     } else if (!posix_memalign(&whole, 64, bytes + 64)) {
         memset(whole, 0, bytes + 64);
     }
