@@ -364,10 +364,11 @@ static inline double fit_computing(const FitPipelines *l) {
 // Sets the memory that a plan needs at each ZeRO stage. l->costs are of this plan.
 static inline void fit_needs(const FitPipelines *l, const StagePlan *q, double needed[4]) {
     const Fit *f = l->fit;
+    const Options *o = &f->config->options;
     PlanTask task = l->task;
     for (int z = 0; z < 4; z++) {
         needed[z] = 0;
-        task_set_states(&task, &optimizers[f->config->options.optimizer], f->spec->dtype, z);
+        task_set_run(&task, &optimizers[o->optimizer], f->spec->dtype, (DType)o->reduce_dtype, z);
         for (int s = 0, first = 0; s < q->stages; first += q->units[s++]) {
             const PlanStage stage = plan_stage(q, s, first);
             double bytes;

@@ -36,6 +36,7 @@ typedef struct {
     int least, most; // ranks of a node that has some
     double sent;     // of an all-reduce's bytes, what a rank sends to other nodes at most, if own
     double slowness; // of the slowest rank: all wait for it
+    int hops; // of a message among them, each with its latency: inside nodes and between them
 } PlanRanks;
 // Finds on how many nodes the ranks are, how many on one, the largest 2 (n - k) / n of a node's k
 // ranks (what leaves each of them if all exchange slices), and the slowness of the slowest.
@@ -60,7 +61,9 @@ static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
     p.first_node = cluster_node_of(c, ranks[0]);
     p.last_node = cluster_node_of(c, ranks[n - 1]);
     // members that are spread evenly add up inside their node first (comm/collectives.h)
-    if (p.most * nodes == n) { p.sent = 2.0 * (nodes - 1) / n; }
+    const bool even = p.most * nodes == n;
+    if (even) { p.sent = 2.0 * (nodes - 1) / n; }
+    p.hops = 1 + (even && nodes > 1 && p.most > 1);
     return p;
 }
 // Returns the ranks of two stages together, as far as plan_all_reduce_s() needs them.
@@ -74,11 +77,16 @@ static inline PlanRanks plan_ranks_of_both(const PlanRanks *a, const PlanRanks *
     PlanRanks p = {
         .n = n, .first_node = first_node, .last_node = last_node, .least = least, .most = most};
     p.sent = even ? 2.0 * (n - most) / n / most : 2.0 * (n - least) / n;
+    p.hops = 1 + (even && first_node != last_node && most > 1);
     return p;
 }
 // Returns the bytes/s of a rank between nodes, of whose link the other ranks of its node have as
 // much (cluster_rates()).
 static inline double plan_inter_of_rank(const Cluster *c) { return c->inter * 1e9 / c->ranks; }
+// Returns the latency of an all-reduce, which is that of two messages among all ranks.
+static inline double plan_latency_s(const Cluster *c, const PlanRanks *p, bool own) {
+    return 2e-6 * c->latency * (own ? p->hops : 1);
+}
 // Returns the seconds of an all-reduce of `bytes` over the ranks of a stage. own: as this program
 // makes it, inside nodes and then between them. Otherwise as in the paper, in a ring: each rank
 // sends 2 (n - 1) / n of the bytes, over a node's link, or inside a node where n / 2 pairs send at
@@ -86,7 +94,7 @@ static inline double plan_inter_of_rank(const Cluster *c) { return c->inter * 1e
 static inline double plan_all_reduce_s(const Cluster *c, const PlanRanks *p, bool own,
                                        double bytes) {
     const bool crosses = p->first_node != p->last_node;
-    const double latency = 2e-6 * c->latency, ring = 2.0 * (p->n - 1) / p->n;
+    const double latency = plan_latency_s(c, p, own), ring = 2.0 * (p->n - 1) / p->n;
     if (p->n == 1 || bytes == 0) { return 0; }
     if (!own) {
         return ring * bytes / ((crosses ? c->inter : c->intra * (p->n / 2)) * 1e9) + latency;
@@ -152,7 +160,7 @@ struct PlanTask {
     int64_t samples; // samples of a step
     double device;   // bytes that a rank may take of its device; INFINITY: no limit
     double memory;   // the same, of what stages_memory() counts
-    int zero;        // ZeRO stage; its messages count as at stage 0
+    int zero;        // ZeRO stage
     // bytes of the states of a parameter: on each rank of a stage; those that its ranks divide
     double whole, divided;
     double slots;        // of a parameter whose whole storage is in slots (plan_slots), such bytes
@@ -382,6 +390,13 @@ static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_
 static inline double plan_rows(int64_t micro_batch, int replicas) {
     return (double)ceil_div(micro_batch, replicas);
 }
+// Returns the samples for which a rank of a stage computes in a pass. Where there is one stage, the
+// ranks divide the whole step instead.
+static inline double plan_pass_rows(const PlanTask *t, const StagePlan *p, int replicas) {
+    return t->own_messages && p->stages == 1
+               ? plan_rows(t->samples, replicas) * p->micro_batch / t->samples
+               : plan_rows(p->micro_batch, replicas);
+}
 // Seconds of a micro-batch in a stage.
 typedef struct {
     double forward;
@@ -394,7 +409,7 @@ static inline StageSeconds plan_stage_seconds(const PlanTask *t, const StagePlan
                                               int end, int replicas, double slowness) {
     const PlanModel *m = t->model;
     const bool waits = p->kind == PIPELINE_ZERO_BUBBLE;
-    const double rows = plan_rows(p->micro_batch, replicas),
+    const double rows = plan_pass_rows(t, p, replicas),
                  forward = slowness * unit_seconds(&m->forward, first, end, rows);
     const StageSeconds s = {
         .forward = forward,
@@ -404,11 +419,60 @@ static inline StageSeconds plan_stage_seconds(const PlanTask *t, const StagePlan
     };
     return s;
 }
+// Does each micro-batch sum gradients, and at ZeRO stage 3 gather parameters?
+static inline bool plan_sums_often(const PlanTask *t) { return t->own_messages && t->zero >= 2; }
+// Returns the seconds of a message of `bytes` of gradients, of which it takes a share of the
+// all-reduce.
+static inline double plan_message_s(const PlanTask *t, const PlanRanks *ranks, double share,
+                                    double bytes) {
+    return bytes > 0 && share > 0
+               ? share * plan_all_reduce_s(&t->cluster, ranks, t->own_messages, bytes)
+               : 0;
+}
+// Returns the seconds in which a rank computes while a message travels: as long as the longer one,
+// and what the message takes of the cores.
+static inline double plan_beside_s(const PlanTask *t, double computing, double message) {
+    return max_f64(computing, message) + (1 - t->cluster.overlap) * min_f64(computing, message);
+}
+// Returns the seconds of a micro-batch as plan_stage_seconds() does, with the messages that it has
+// among the ranks of the stage. While a unit computes, the parameters of the next one are gathered
+// (counted as its own), and the gradients of the one before are summed; those of the first unit,
+// while the next micro-batch runs forward. The table that both ends share travels once a step.
+static inline StageSeconds plan_pass_seconds(const PlanTask *t, const StagePlan *p, int first,
+                                             int end, const PlanRanks *ranks) {
+    const PlanModel *m = t->model;
+    if (!plan_sums_often(t) || ranks->n == 1) {
+        return plan_stage_seconds(t, p, first, end, ranks->n, ranks->slowness);
+    }
+    StageSeconds all = {};
+    double before = 0; // the sum of the unit before
+    for (int u = end - 1, n; u >= first; u -= n) {
+        n = u + 1 - (int)max_i64(first, m->alike[u]);
+        const StageSeconds unit = plan_stage_seconds(t, p, u, u + 1, ranks->n, ranks->slowness);
+        const bool waits = unit.weight > 0;
+        const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n) -
+                             (u == 0 && p->stages > 1 ? m->tied * sizeof(float) : 0),
+                     sum = plan_message_s(t, ranks, t->sum_share, bytes),
+                     gather = t->zero == 3 ? plan_message_s(t, ranks, t->gather_share, bytes) : 0;
+        all.forward += n * plan_beside_s(t, unit.forward, gather);
+        if (waits) {
+            all.weight += plan_beside_s(t, unit.weight, before) +
+                          (n - 1) * plan_beside_s(t, unit.weight, sum);
+            all.backward += n * plan_beside_s(t, unit.backward - unit.weight, gather);
+        } else {
+            all.backward += plan_beside_s(t, unit.backward, gather + before) +
+                            (n - 1) * plan_beside_s(t, unit.backward, gather + sum);
+        }
+        before = sum;
+    }
+    all.backward += all.weight;
+    if (t->samples > p->micro_batch) { all.forward = plan_beside_s(t, all.forward, before); }
+    return all;
+}
 // Returns the seconds of all messages of `bytes` of gradients over these ranks: sums, and the
 // gathering of parameters.
 static inline double plan_sums_s(const PlanTask *t, const PlanRanks *ranks, double bytes) {
-    return (t->sum_share + t->gather_share) *
-           plan_all_reduce_s(&t->cluster, ranks, t->own_messages, bytes);
+    return plan_message_s(t, ranks, t->sum_share + t->gather_share, bytes);
 }
 // Returns the seconds of a stage's messages of gradients that remain after its last backward: that
 // of each unit begins when its gradients are complete, the last unit's first; they run one after
@@ -419,8 +483,6 @@ static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int f
     const PlanModel *m = t->model;
     double computed = 0, sent = 0;
     if (ranks->n == 1 || share == 0) { return 0; }
-    double latency = 2e-6 * t->cluster.latency,
-           per_byte = plan_all_reduce_s(&t->cluster, ranks, t->own_messages, 1) - latency;
     for (int u = end - 1, n; u >= first; u -= n) {
         // The n units up to u that are alike: the message that ends last waits for the first of
         // them, or for the last, or for those before.
@@ -428,7 +490,7 @@ static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int f
         const StageSeconds unit = plan_stage_seconds(t, p, u, u + 1, ranks->n, ranks->slowness);
         const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n),
                      one = gather ? unit.forward : unit.backward,
-                     message = bytes > 0 ? share * (per_byte * bytes + latency) : 0;
+                     message = plan_message_s(t, ranks, share, bytes);
         if (bytes > 0) {
             sent =
                 max_f64(max_f64(sent, computed + one) + n * message, computed + n * one + message);
@@ -467,11 +529,15 @@ static inline double plan_matrices_s(const PlanTask *t, int first, int end,
     const int blocks = plan_blocks(t->model, first, end);
     const double wave = plan_wave(t->model, blocks, ranks->n);
     if (wave == 0) { return 0; }
-    // in each direction a rank sends all but its own part of its slice: half of an all-reduce
-    const double sent = blocks * x->of_matrices / ranks->n,
-                 messages = plan_all_reduce_s(&t->cluster, ranks, t->own_messages, sent);
-    return ranks->slowness * blocks / wave * fmax(wave * x->block_s / ranks->n, x->longest_s) +
-           messages;
+    // A rank sends its slice of each block to the homes, and then as much back, once for a block.
+    const Cluster *c = &t->cluster;
+    const bool crosses = ranks->first_node != ranks->last_node;
+    const double n = ranks->n, far = crosses ? (n - ranks->least) / n / plan_inter_of_rank(c) : 0,
+                 near = (ranks->most - 1) / n / (c->intra * 1e9),
+                 messages = n == 1 ? 0
+                                   : blocks * (2 * x->of_matrices / n * (far + near) +
+                                               plan_latency_s(c, ranks, t->own_messages));
+    return ranks->slowness * blocks / wave * fmax(wave * x->block_s / n, x->longest_s) + messages;
 }
 // Returns the bytes that an optimizer of whole matrices needs in a stage, whose ranks divide each
 // wave evenly.
@@ -618,12 +684,7 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
         }
     }
 }
-// Sets the time that a stage computes, on ranks of which the slowest takes so many times as long
-// as the fastest ones.
-static inline void stage_computes(const PlanTask *t, const StagePlan *p, int s, int first,
-                                  double slowness, PlanCosts *c) {
-    const StageSeconds seconds =
-        plan_stage_seconds(t, p, first, first + p->units[s], p->replicas[s], slowness);
+static inline void stage_takes(PlanCosts *c, int s, StageSeconds seconds) {
     c->forward[s] = seconds.forward;
     c->backward[s] = seconds.backward;
     c->weight[s] = seconds.weight;
@@ -639,9 +700,27 @@ static inline bool plan_costs_anywhere(const PlanTask *t, const StagePlan *p, Pl
     if (!stages_memory(t, p, c)) { return false; }
     for (size_t i = 0; i < LENGTH_OF(none); i++) { memset(none[i], 0, p->stages * sizeof(double)); }
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        stage_computes(t, p, s, first, 1, c);
+        stage_takes(c, s, plan_stage_seconds(t, p, first, first + p->units[s], p->replicas[s], 1));
     }
     return true;
+}
+// Sets the seconds of a stage's messages once a step, and what remains of them. fill: when the
+// first micro-batch arrives.
+static inline void stage_ends(const PlanTask *t, const StagePlan *p, int s, int first,
+                              const PlanRanks *ranks, double fill, PlanCosts *c) {
+    const int end = first + p->units[s];
+    const double bytes = plan_summed_bytes(t->model, first, end, ranks->n);
+    double sums, gathers = 0;
+    if (plan_sums_often(t)) { // those of the first unit are summed last
+        sums = plan_message_s(t, ranks, t->sum_share,
+                              plan_summed_bytes(t->model, first, first + 1, ranks->n));
+        c->reduce[s] = sums + (t->zero == 2 ? plan_message_s(t, ranks, t->gather_share, bytes) : 0);
+    } else {
+        sums = plan_exposed_s(t, p, first, end, ranks, false, t->sum_share);
+        c->reduce[s] = plan_sums_s(t, ranks, bytes);
+    }
+    if (t->zero < 3) { gathers = plan_exposed_s(t, p, first, end, ranks, true, t->gather_share); }
+    c->reduce_late[s] = sums + max_f64(0, gathers - fill) + plan_matrices_s(t, first, end, ranks);
 }
 // Computes the costs of a plan on its ranks. Returns false if it does not fit the memory.
 static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *ranks,
@@ -654,12 +733,10 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
     double fill = 0; // when the first micro-batch arrives
     for (int s = 0, first = 0; s < p->stages; s++) {
         const int end = first + p->units[s];
-        if (here.slowness != 1) { stage_computes(t, p, s, first, here.slowness, c); }
-        c->reduce[s] = plan_sums_s(t, &here, plan_summed_bytes(m, first, end, here.n));
-        const double sums = plan_exposed_s(t, p, first, end, &here, false, t->sum_share),
-                     gathers = plan_exposed_s(t, p, first, end, &here, true, t->gather_share);
-        c->reduce_late[s] =
-            sums + max_f64(0, gathers - fill) + plan_matrices_s(t, first, end, &here);
+        if (here.slowness != 1 || plan_sums_often(t)) {
+            stage_takes(c, s, plan_pass_seconds(t, p, first, end, &here));
+        }
+        stage_ends(t, p, s, first, &here, fill, c);
         if (s + 1 < p->stages) {
             PlanRanks next = plan_ranks(&t->cluster, here.ranks + here.n, p->replicas[s + 1]);
             c->send[s] = plan_sends_s(t, p, &here, &next, m->cut[end]);

@@ -87,7 +87,8 @@ static void test_links(void **state) {
     // its node's. Of two nodes each rank sends half of its fourth of the node's sum, twice. The one
     // rank of a node exchanges 4/5 with four others, twice.
     assert_true(close_to(plan_all_reduce_s(&c, &node0, true, GB), 1.5 / 10 + 2 * latency));
-    assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 2 * latency));
+    // Where it passes inside nodes and between them, each has its latency.
+    assert_true(close_to(plan_all_reduce_s(&c, &all, true, GB), 1.5 / 10 + 1 / 2.0 + 4 * latency));
     assert_true(
         close_to(plan_all_reduce_s(&c, &uneven, true, GB), 1.5 / 10 + 8.0 / 5 / 0.5 + 2 * latency));
     const int apart[] = {0, 4, 5, 6}; // the second node's ranks follow the first of the first's
@@ -112,7 +113,7 @@ static void test_links(void **state) {
                     stages = plan_ranks_of_both(&one, &half),
                     node = plan_ranks_of_both(&three, &half);
     assert_true(close_to(plan_all_reduce_s(&c, &even, true, GB),
-                         2.0 / 2 / 10 + 2.0 / 4 / 0.5 + 2 * latency));
+                         2.0 / 2 / 10 + 2.0 / 4 / 0.5 + 4 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, &stages, true, GB),
                          2.0 / 2 / 10 + 2 * 2 / 3.0 / 0.5 + 2 * latency));
     assert_true(close_to(plan_all_reduce_s(&c, &node, true, GB), 2 * 4 / 5.0 / 10 + 2 * latency));
@@ -572,6 +573,58 @@ static void test_many_micro_batches(void **state) {
         assert_true(plan_simulated_batches(&p, c.micro_batches) < c.micro_batches);
         assert_true(close_to(plan_simulate(&p, &c), plan_replay(&p, &c, c.micro_batches)));
     }
+    plan_model_free(&m);
+}
+// From ZeRO stage 2 on a micro-batch sums gradients, and at stage 3 gathers parameters, while a unit
+// computes; what is longer counts, and half of the other where overlap= is 0.5.
+static void test_messages_of_a_micro_batch(void **state) {
+    (void)state;
+    PlanModel m = small_model();
+    PlanTask t = task_of(&m, "2x1,inter=1", 12), odd = task_of(&m, "1x2,intra=1", 3);
+    PlanCosts c;
+    int ranks[4];
+    StagePlan p = plan_of("3:2", 4), single = plan_of("3:2", 1), two = plan_of("1:2 2:2", 4);
+    t.own_messages = odd.own_messages = true;
+    t.sum_share = 0.5; // of 10, 20 and 30 ms
+    t.gather_share = 0.25;
+    t.zero = 2;
+    // forwards take 2, 4 and 6 ms, backwards twice as long
+    assert_true(look_at(&t, &p, &c, ranks));
+    const PlanRanks both = plan_ranks(&t.cluster, ranks, 2);
+    const double gathers = plan_exposed_s(&t, &p, 0, 3, &both, true, 0.25);
+    assert_true(close_to(c.forward[0], 12e-3) && close_to(c.backward[0], 12e-3 + 15e-3 + 10e-3));
+    assert_true(gathers > 0 && close_to(c.reduce_late[0], 5e-3 + gathers));
+    assert_true(close_to(c.reduce[0], 5e-3 + 15e-3));
+    t.cluster.overlap = 0.5;
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.forward[0], 12e-3 + 2.5e-3));
+    assert_true(close_to(c.backward[0], 12e-3 + (15e-3 + 4e-3) + (10e-3 + 2e-3)));
+    t.samples = 4; // no micro-batch follows
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.forward[0], 12e-3));
+    t.cluster.overlap = 1;
+    t.samples = 12;
+    t.zero = 3;
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.forward[0], 7.5e-3 + 5e-3 + 2.5e-3));
+    assert_true(close_to(c.backward[0], 12e-3 + (15e-3 + 5e-3) + (10e-3 + 2.5e-3)));
+    assert_true(close_to(c.reduce[0], 5e-3) && close_to(c.reduce_late[0], 5e-3));
+    p.kind = PIPELINE_ZERO_BUBBLE; // weight parts take 2, 4 and 6 ms, and sum
+    assert_true(look_at(&t, &p, &c, ranks));
+    assert_true(close_to(c.weight[0], 6e-3 + 15e-3 + 10e-3));
+    assert_true(close_to(c.backward[0], c.weight[0] + 7.5e-3 + 5e-3 + 2.5e-3));
+    // 4 of the 10 MB of the first unit are a table of both ends, which travels once a step
+    PlanTask ends = task_of(&m, "1x4,intra=1", 12);
+    m.tied = 1e6;
+    ends.own_messages = true;
+    ends.sum_share = 0.5;
+    ends.zero = 2;
+    assert_true(look_at(&ends, &two, &c, ranks));
+    assert_true(close_to(c.forward[0], 3e-3) && close_to(c.backward[0], 4e-3));
+    // ranks of a single stage divide the step, not each micro-batch: of 3 samples one has 2
+    odd.sum_share = 0;
+    assert_true(look_at(&odd, &single, &c, ranks));
+    assert_true(close_to(3 * c.forward[0], 2 * 6e-3));
     plan_model_free(&m);
 }
 // What is left of a stage's messages is what two clocks show that play all units, whether units
@@ -1103,6 +1156,7 @@ int main(void) {
         cmocka_unit_test(test_unequal_speeds),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_many_micro_batches),
+        cmocka_unit_test(test_messages_of_a_micro_batch),
         cmocka_unit_test(test_alike_units),
         cmocka_unit_test(test_balanced_together),
         cmocka_unit_test(test_brute_force),
