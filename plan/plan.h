@@ -210,7 +210,7 @@ static inline const Schedule *plan_schedule(const Plan *p) {
 // Memory
 
 // Every forecast of memory asks here. A search has no time for that: it asks what these add up,
-// executor_memory() of single units, and parameter_bytes() of states (planner/plan_costs.h), and
+// executor_memory() of single units, and parameter_bytes() of states (planner/plan_task.h), and
 // then here for the plan that it has found.
 
 // Predicts the bytes of each kind on this rank, with micro-batches of `rows` samples.

@@ -24,6 +24,7 @@
 #include "plan/unit_times.h"
 #include "planner/plan_answer.h"
 #include "planner/plan_costs.h"
+#include "planner/plan_task.h"
 #include "planner/planner.h"
 #include "planner/planner_model.h"
 #include "schedule/schedule.h"

@@ -7,7 +7,9 @@
 #include "pipeline.h"
 #include "plan/cluster.h"
 #include "planner/plan_costs.h"
+#include "planner/plan_task.h"
 #include "planner/planner_model.h"
+#include "planner/stage_memory.h"
 
 // -------------------------------------------------------------------------------------------------
 // Cuts for given replicas

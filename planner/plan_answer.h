@@ -14,8 +14,10 @@
 #include "plan/forecast.h"
 #include "planner/balanced_stages.h"
 #include "planner/plan_costs.h"
+#include "planner/plan_task.h"
 #include "planner/planner.h"
 #include "planner/planner_model.h"
+#include "planner/stage_memory.h"
 #include "schedule/schedule.h"
 
 enum { PLAN_OTHERS = 8 };

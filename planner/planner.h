@@ -20,6 +20,7 @@
 #include "plan/cluster.h"
 #include "planner/balanced_stages.h"
 #include "planner/plan_costs.h"
+#include "planner/plan_task.h"
 #include "planner/planner_model.h"
 
 // -------------------------------------------------------------------------------------------------

@@ -536,22 +536,23 @@ PIECES = [
 
 # What the search for a plan believes and tries, by test_plan.py: a test of test_planner.c, or of
 # test_fit.py.
-COSTS_H, PLANNER_H, BALANCED_H = (
-    f"planner/{name}.h" for name in ("plan_costs", "planner", "balanced_stages")
+COSTS_H, TASK_H, MEMORY_H, PLANNER_H, BALANCED_H = (
+    f"planner/{name}.h"
+    for name in ("plan_costs", "plan_task", "stage_memory", "planner", "balanced_stages")
 )
 FIT_H = "planner/fit.h"
 PLANNER = [
     # messages and sums
-    ("test_links", COSTS_H, "(crosses ? c->inter : c->intra * {(p->n / 2) ==> p->n}) * 1e9)"),
-    ("test_links", COSTS_H, "(one_node && {outside > 1 ==> outside > 0} ? c->gather : c->inter)"),
-    ("test_links", COSTS_H, "double share = one_node ? {(double)outside / from->n ==> 1} : 1;"),
-    ("test_sums_as_counted", COSTS_H,
+    ("test_links", TASK_H, "(crosses ? c->inter : c->intra * {(p->n / 2) ==> p->n}) * 1e9)"),
+    ("test_links", TASK_H, "(one_node && {outside > 1 ==> outside > 0} ? c->gather : c->inter)"),
+    ("test_links", TASK_H, "double share = one_node ? {(double)outside / from->n ==> 1} : 1;"),
+    ("test_sums_as_counted", TASK_H,
      "max_f64(p->sent, 2.0 * {(p->n - k) ==> p->n} / p->n)"),
-    ("test_links", COSTS_H, "p.sent = even ? 2.0 * (n - most) / n / {most ==> 1} :"),
-    ("test_links", COSTS_H, "p.hops = 1 + ({even ==> false} && nodes > 1 && p.most > 1);"),
-    ("test_links", COSTS_H,
+    ("test_links", TASK_H, "p.sent = even ? 2.0 * (n - most) / n / {most ==> 1} :"),
+    ("test_links", TASK_H, "p.hops = 1 + ({even ==> false} && nodes > 1 && p.most > 1);"),
+    ("test_links", TASK_H,
      "p.hops = 1 + (even && {first_node != last_node ==> true} && most > 1);"),
-    ("test_links", COSTS_H, "return bytes / {from->n ==> 1} / (outside ?"),
+    ("test_links", TASK_H, "return bytes / {from->n ==> 1} / (outside ?"),
     ("test_own_costs", COSTS_H, "blocks * ({2 ==> 1} * x->of_matrices / n * (far + near)"),
     ("test_pass_seconds", "planner/planner_model.h",
      "return rows * (s->row[end] - s->row[first]) + {(s->pass[end] - s->pass[first]) ==> 0};"),
@@ -573,26 +574,26 @@ PLANNER = [
     ("test_own_costs", COSTS_H, "c->forward[s] += {lost / 2 ==> lost} * (before + c->send[s]);"),
     ("test_own_costs", COSTS_H, "{elements / p->replicas[s] ==> elements} * t->update_bytes"),
     # ranks
-    ("test_placement", COSTS_H,
+    ("test_placement", TASK_H,
      "p->spare : INT32_MAX; for (int i = 0, k = {first ==> 0}; i < nodes"),
-    ("test_placement", COSTS_H, "touched = policy != {PLACE_FRESH ==> PLACE_SPREAD}; p->low"),
+    ("test_placement", TASK_H, "touched = policy != {PLACE_FRESH ==> PLACE_SPREAD}; p->low"),
     # memory and time of stages
-    ("test_memory", COSTS_H, "rows * ({again ==> 0} + m->boundary * (before + behind))"),
-    ("test_memory", COSTS_H, "m->boundary * ({before + behind ==> before}))"),
-    ("test_memory", COSTS_H, "m->buffers[i] + {(rows - low) / low ==> 1} *"),
-    ("test_memory", COSTS_H,
+    ("test_memory", MEMORY_H, "rows * ({again ==> 0} + m->boundary * (before + behind))"),
+    ("test_memory", MEMORY_H, "m->boundary * ({before + behind ==> before}))"),
+    ("test_memory", MEMORY_H, "m->buffers[i] + {(rows - low) / low ==> 1} *"),
+    ("test_memory", MEMORY_H,
      "divided * {t->divided / x->replicas ==> t->divided};"),
-    ("test_memory", COSTS_H, "(begins && ends ? {m->tied ==> 0} : 0)"),
-    ("test_memory", COSTS_H,
+    ("test_memory", MEMORY_H, "(begins && ends ? {m->tied ==> 0} : 0)"),
+    ("test_memory", MEMORY_H,
      "of_other = begins != ends ? m->tied * x->end_replicas[{begins ==> 1}] /"),
-    ("test_waiting_memory", COSTS_H, "of_one = {x->after ==> 0} + 1;"),
-    ("test_waiting_memory", COSTS_H, "{fits > of_one ==> false} ? fits"),
-    ("test_waiting_memory", COSTS_H, "later = {one_unit ==> false} ? more"),
-    ("test_waiting_memory", COSTS_H, "waiting - {rows * m->turns ==> 0} : 0"),
-    ("test_memory", COSTS_H, "return {x->scratch ==> 0} + wave * x->block"),
-    ("test_memory", COSTS_H, "min_i64({blocks ==> INT32_MAX}, matrices_wave_blocks("),
-    ("test_slots", COSTS_H, "(x->replicas > 1 ? {whole - inside ==> whole} : 0)"),
-    ("test_slots", COSTS_H, "table * (1 - 1 / {owners ==> x->replicas}));"),
+    ("test_waiting_memory", MEMORY_H, "of_one = {x->after ==> 0} + 1;"),
+    ("test_waiting_memory", MEMORY_H, "{fits > of_one ==> false} ? fits"),
+    ("test_waiting_memory", MEMORY_H, "later = {one_unit ==> false} ? more"),
+    ("test_waiting_memory", MEMORY_H, "waiting - {rows * m->turns ==> 0} : 0"),
+    ("test_memory", MEMORY_H, "return {x->scratch ==> 0} + wave * x->block"),
+    ("test_memory", MEMORY_H, "min_i64({blocks ==> INT32_MAX}, matrices_wave_blocks("),
+    ("test_slots", MEMORY_H, "(x->replicas > 1 ? {whole - inside ==> whole} : 0)"),
+    ("test_slots", MEMORY_H, "table * (1 - 1 / {owners ==> x->replicas}));"),
     ("test_own_costs", COSTS_H, "fmax(wave * x->block_s / n, {x->longest_s ==> 0})"),
     ("test_own_costs", COSTS_H,
      "own ? from->n * {plan_rows(p->micro_batch, from->n) ==> 1}"),
@@ -601,7 +602,7 @@ PLANNER = [
     ("test_counted_memory", "planner/plan_answer.h", "{answer_take_other(a) ==> (void)0};"),
     ("test_costs", COSTS_H, "if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = "
      "{min_f64(depth, fits) ==> depth}; }"),
-    ("test_unequal_speeds", COSTS_H,
+    ("test_unequal_speeds", TASK_H,
      "p->slowness = max_f64({p->slowness ==> 0}, cluster_slowness("),
     ("test_unequal_speeds", BALANCED_H, "const double own = most / {slowness[s] ==> 1};"),
     # what decides, and what is not tried
@@ -617,7 +618,7 @@ PLANNER = [
      "&c->plan)}) { continue; }"),
     ("test_balanced_together", BALANCED_H,
      "value = least ? max_f64(value, {max_f64(before, link) ==> before}) :"),
-    ("test_short_schedules", COSTS_H,
+    ("test_short_schedules", TASK_H,
      "const int64_t of_unit = {24 ==> 12}; return micro_batches"),
     # --fit
     ("Fit.test_quantized_messages_must_gain", FIT_H,
