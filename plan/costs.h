@@ -145,6 +145,11 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
     for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         const int64_t *sent = message_bytes(c->sent, &m[k]);
+        int64_t busiest[LINK_KINDS];
+        if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) { // all wait for a home
+            matrices_busiest(&store->matrices, &store->rows[a->storage], busiest);
+            sent = busiest;
+        }
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {

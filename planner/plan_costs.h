@@ -157,13 +157,16 @@ static inline double plan_matrices_s(const PlanTask *t, int first, int end,
     const int blocks = plan_blocks(t->model, first, end);
     const double wave = plan_wave(t->model, blocks, ranks->n);
     if (wave == 0) { return 0; }
-    // A rank sends its slice of each block to the homes, and then as much back, once for a block.
+    // All wait for the home of a block's largest matrix, which has a slice of it and gets the rest,
+    // as if from all ranks alike, or for a rank that sends half of its slice. Back it is the same.
     const Cluster *c = &t->cluster;
     const bool crosses = ranks->first_node != ranks->last_node;
-    const double n = ranks->n, far = crosses ? (n - ranks->least) / n / plan_inter_of_rank(c) : 0,
-                 near = (ranks->most - 1) / n / (c->intra * 1e9),
+    const double n = ranks->n, slice = x->of_matrices / n,
+                 moves = 2 * max_f64(x->largest - slice, slice / 2),
+                 far = crosses ? (n - ranks->least) / (n - 1) / plan_inter_of_rank(c) : 0,
+                 near = (ranks->most - 1) / (n - 1) / (c->intra * 1e9),
                  messages = n == 1 ? 0
-                                   : blocks * (2 * x->of_matrices / n * (far + near) +
+                                   : blocks * (moves * (far + near) +
                                                plan_latency_s(c, ranks, t->own_messages));
     return ranks->slowness * blocks / wave * fmax(wave * x->block_s / n, x->longest_s) + messages;
 }

@@ -10,7 +10,8 @@
 //            matrix is computed alike in every layout.
 // Waves      The blocks of a wave travel and are made orthogonal together: enough matrices for all
 //            ranks, and few enough to bound the memory. Homes are balanced by their operations over
-//            the wave: the next costliest matrix goes to the rank with least work.
+//            the wave: the next costliest matrix goes to the rank with least work; of several, to
+//            the one that has most of it.
 //
 // Where a storage has one owner, nothing travels.
 #ifndef MATRICES_H
@@ -117,8 +118,14 @@ static inline void matrices_find_homes(const Matrices *x, StorageRow *rows, int 
     while (matrices_next(x, rows, first, &i, &k)) {
         const Group *owners = &rows[i].owners->all;
         int home = 0;
-        for (int r = 1; r < owners->n; r++) {
-            if (work[owners->ranks[r]] < work[owners->ranks[home]]) { home = r; }
+        int64_t most = -1, begin;
+        for (int r = 0; r < owners->n; r++) {
+            const double more = work[owners->ranks[r]] - work[owners->ranks[home]];
+            const int64_t has = part_of_slice(&x->part[k], rows[i].slices[SLICES_WHOLE], r, &begin);
+            if (more < 0 || (more == 0 && has > most)) {
+                home = r;
+                most = has;
+            }
         }
         rows[i].exchange.home[k] = home;
         work[owners->ranks[home]] += orthogonalise_flops(x->part[k].rows, x->part[k].cols);
@@ -141,6 +148,29 @@ static inline void matrices_plan_exchange(const Matrices *x, StorageRow *row) {
             e->from[r + 1] += e->home[k] == owners->me ? theirs : 0;
         }
     }
+}
+// Sets what the busiest owner of a storage sends to the homes, or receives there, whichever is
+// more: bytes on each kind of link. The way back takes as much.
+static inline void matrices_busiest(const Matrices *x, const StorageRow *row,
+                                    int64_t bytes[LINK_KINDS]) {
+    const Group *owners = &row->owners->all;
+    int64_t *each = new_array(int64_t, 2 * LINK_KINDS * owners->n, "matrices"), begin;
+    for (int r = 0; r < owners->n; r++) {
+        for (int k = 0; k < x->count; k++) {
+            const int home = row->exchange.home[k];
+            if (home < 0 || home == r) { continue; }
+            const CommLink link = group_link(owners, r, home);
+            const int64_t part = part_of_slice(&x->part[k], row->slices[SLICES_WHOLE], r, &begin);
+            each[2 * (LINK_KINDS * r + link)] += part * sizeof(float);
+            each[2 * (LINK_KINDS * home + link) + 1] += part * sizeof(float);
+        }
+    }
+    for (int l = 0; l < LINK_KINDS; l++) { bytes[l] = 0; }
+    for (int i = 0; i < 2 * LINK_KINDS * owners->n; i++) {
+        const int l = i / 2 % LINK_KINDS;
+        bytes[l] = max_i64(bytes[l], each[i]);
+    }
+    free(each);
 }
 // Plans a wave: homes, and where the storages have their directions.
 static inline void matrices_plan_wave(Matrices *x, StorageRow *rows, int first, double *work) {

@@ -131,7 +131,8 @@ REFERENCE = [
     ),
     ("muon, 3 ranks", "state/matrices.h", "at += {same ==> true} ? part_of_slice("),
     # homes that differ between ranks
-    ("muon, 2 ranks", "state/matrices.h", "int home = {0 ==> (int)max_i64(0, owners->me)}; for"),
+    ("muon, 2 ranks", "state/matrices.h",
+     "if (more < 0 || (more == 0 && {has > most ==> owners->me % 2})) {"),
     (
         "muon, 3 ranks",
         "state/matrices.h",
@@ -553,7 +554,8 @@ PLANNER = [
     ("test_links", TASK_H,
      "p.hops = 1 + (even && {first_node != last_node ==> true} && most > 1);"),
     ("test_links", TASK_H, "return bytes / {from->n ==> 1} / (outside ?"),
-    ("test_own_costs", COSTS_H, "blocks * ({2 ==> 1} * x->of_matrices / n * (far + near)"),
+    ("test_own_costs", COSTS_H, "max_f64({x->largest - slice ==> 0}, slice / 2)"),
+    ("test_own_costs", COSTS_H, "max_f64(x->largest - slice, {slice / 2 ==> slice})"),
     ("test_pass_seconds", "planner/planner_model.h",
      "return rows * (s->row[end] - s->row[first]) + {(s->pass[end] - s->pass[first]) ==> 0};"),
     ("test_own_costs", COSTS_H, "c->reduce_late[0] += {more ==> 0};"),

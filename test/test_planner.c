@@ -462,8 +462,8 @@ static void test_own_costs(void **state) {
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(close_to(c.reduce_late[0], 0.75 * 4e6 / 1e9) && c.reduce_late[1] == 0);
     assert_true(close_to(c.reduce[0], c.reduce_late[0]) && c.reduce[1] == 0);
-    // The matrices of the only block: two ranks send half of their halves, there and back. One rank
-    // has the largest alone.
+    // The matrices of the only block: two ranks send half of their halves, there and back, or what
+    // the home of the largest matrix lacks. One rank has the largest alone.
     t.sum_share = t.gather_share = 0;
     m.matrices = (PlanMatrices){
         .count = 4, .of_matrices = 6e6, .block = 9e6, .block_s = 0.5, .longest_s = 0.2};
@@ -472,6 +472,9 @@ static void test_own_costs(void **state) {
     m.matrices.longest_s = 0.3;
     assert_true(look_at(&t, &one, &c, ranks));
     assert_true(close_to(c.reduce_late[0], 0.3 + 2 * 6e6 / 2 / 2 / 1e9));
+    m.matrices.largest = 5e6;
+    assert_true(look_at(&t, &one, &c, ranks));
+    assert_true(close_to(c.reduce_late[0], 0.3 + 2 * (5e6 - 3e6) / 1e9));
     assert_true(look_at(&t, &p, &c, ranks));
     assert_true(c.reduce_late[0] == 0 && close_to(c.reduce_late[1], 0.5));
     plan_model_free(&m);
