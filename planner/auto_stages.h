@@ -292,6 +292,13 @@ typedef struct {
     const Machine *machine;
     Comm *comm; // NULL: the plan is for --cluster
 } PlannedRun;
+// Returns the bytes of the buffer of messages that a rank takes before its run (transport_open), of
+// a plan that is made earlier. comm NULL: the plan is for --cluster.
+static inline size_t staging_to_come(const Comm *comm, const Plan *p) {
+    return comm ? comm_staging_bytes(&comm->everyone, p->store.wire, store_most_elements(&p->store),
+                                     COMM_STAGING_BYTES)
+                : 0;
+}
 // Counts the memory of a plan's stages by making the run's plan, of a step that is only so long
 // that every stage holds as much as in a longer one. All ranks call it (CountStages).
 static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan, const int *ranks,
@@ -306,13 +313,8 @@ static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan,
     memset(&machine.rates, 0, sizeof machine.rates);
     Plan *p = plan_make(&c, &machine, run->spec);
     StageStores stages = stage_stores_make(p);
+    machine.taken[MEMORY_BUFFERS] += staging_to_come(run->comm, p);
     plan_stages_bytes(p, &stages, bytes);
-    if (run->comm) { // messages have no buffers yet
-        const int64_t elements = store_most_elements(&p->store);
-        const size_t staging =
-            comm_staging_bytes(&run->comm->everyone, p->store.wire, elements, COMM_STAGING_BYTES);
-        for (int s = 0; s < plan->stages; s++) { bytes[s] += (double)staging; }
-    }
     stage_stores_free(&stages);
     plan_free(p);
     placement_free(&c.pipeline.placement);
