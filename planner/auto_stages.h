@@ -309,7 +309,7 @@ static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan,
     plan_apply(&c, t, plan, ranks, depth);
     // a stage of GPipe holds all micro-batches, of others at most twice as many as there are stages
     const int64_t few = plan->kind == PIPELINE_GPIPE ? t->samples : 2 * (plan->stages + 1);
-    c.samples = min_i64(t->samples, few * plan->micro_batch);
+    c.samples = min_i64(t->samples, few * plan_batch_samples(t, plan));
     memset(&machine.rates, 0, sizeof machine.rates);
     Plan *p = plan_make(&c, &machine, run->spec);
     StageStores stages = stage_stores_make(p);
