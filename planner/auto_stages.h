@@ -256,6 +256,8 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
     }
     const double fastest = slowness[root];
     for (int r = 0; r < comm->ranks; r++) { slowness[r] /= fastest; }
+    // all ranks search by the same numbers, or they would choose other plans
+    comm_broadcast(comm, &rates->flops_per_s, sizeof rates->flops_per_s, root);
     comm_broadcast(comm, &rates->units, sizeof rates->units, root);
     if (!rates->units.known) {
         die(EXIT_INPUT, "give the stages",
@@ -341,7 +343,9 @@ static inline void plan_run(Config *c, const ModelSpec *spec, const Machine *mac
     const UnitTimes times = given->nodes ? times_on_cluster(given, m, &shape)
                                          : times_measured_here(m, &shape, rates, comm, s, slowness);
     const Rates products = given->nodes ? cluster_rates(given, spec->dtype) : *rates;
-    PlanModel model = plan_model_of_run(m, &shape, &times, machine->threads, &products, o);
+    int threads = machine->threads;
+    comm_broadcast(comm, &threads, sizeof threads, 0);
+    PlanModel model = plan_model_of_run(m, &shape, &times, threads, &products, o);
     Cluster cluster = given->nodes ? *given : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     const PlannedRun run = {c, spec, machine, given->nodes ? NULL : comm};

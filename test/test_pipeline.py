@@ -476,6 +476,16 @@ class Planned(Check):
                 (UNITS, case["ranks"]),
             )
 
+    def test_auto_of_muon(self):
+        """All ranks choose the same plan, though each measures how fast it makes matrices
+        orthogonal: they count plans together."""
+        shape = "arch=qwen2,layers=5,heads=2,channels=16,vocab=256,tie=1"
+        case = dict(model=shape, ranks=3, optimizer="muon", zero=2, seq_len=16, batch_tokens=128)
+        case.update(pipeline="auto", micro_batch=None, plan=1, json=1, log=None, muon_steps=40)
+        found = at_once(lambda n: Job(**case, seed=n).done().out, range(16))
+        for answer in found:
+            self.assertEqual(sum(s["units"] for s in json.loads(answer)["stages"]), 7)
+
     def test_auto_within_memory(self):
         """--device-memory is a limit: what the choice takes, with buffers of messages, is within
         it; a run for which nothing fits is refused. The search may count some percent too much."""
