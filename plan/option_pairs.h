@@ -195,7 +195,7 @@
       "only dapple has policies")                                                                  \
     X("pipeline", "recompute", options_plans(o) && GIVEN(recompute),                               \
       "auto chooses it, for the memory that --device-memory gives")                                \
-    X("plan", "recompute", o->plan && !options_pipelined(o) && GIVEN(recompute),                   \
+    X("plan", "recompute", o->plan && !GIVEN(pipeline) && GIVEN(recompute),                        \
       "the planner chooses it, but for stages that --pipeline gives")                              \
     X("pipeline", "zero-hpz-partition-size", options_plans(o) && o->zero_hpz_partition_size > 1,   \
       "auto may choose stages of fewer ranks: give the stages")                                    \

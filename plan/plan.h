@@ -480,7 +480,7 @@ static inline Prediction plan_predict(const Plan *p, const StageStores *stages) 
     if (plan_looks_ahead(p)) { all.most_rows += predict_most_rows(p, &p->evaluation); }
     all.step_s = predict_step(p, stages, busy, NULL);
     const int me = program_rank(&p->program, p->machine->ranks->me);
-    all.idle = all.step_s > 0 ? 1 - busy[me] / all.step_s : 0;
+    all.idle = all.step_s > 0 ? max_f64(0, 1 - busy[me] / all.step_s) : 0; // not by rounding
     free(busy);
     return all;
 }

@@ -257,6 +257,8 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
     }
     const double fastest = slowness[root];
     for (int r = 0; r < comm->ranks; r++) { slowness[r] /= fastest; }
+    // all ranks search by the same numbers, or they would choose other plans
+    comm_broadcast(comm, &rates->flops_per_s, sizeof rates->flops_per_s, root);
     comm_broadcast(comm, &rates->units, sizeof rates->units, root);
     if (!rates->units.known) {
         die(EXIT_INPUT, "give the stages",
@@ -293,6 +295,13 @@ typedef struct {
     const Machine *machine;
     Comm *comm; // NULL: the plan is for --cluster
 } PlannedRun;
+// Returns the bytes of the buffer of messages that a rank takes before its run (transport_open), of
+// a plan that is made earlier. comm NULL: the plan is for --cluster.
+static inline size_t staging_to_come(const Comm *comm, const Plan *p) {
+    return comm ? comm_staging_bytes(&comm->everyone, p->store.wire, store_most_elements(&p->store),
+                                     COMM_STAGING_BYTES)
+                : 0;
+}
 // Counts the memory of a plan's stages by making the run's plan, of a step that is only so long
 // that every stage holds as much as in a longer one. All ranks call it (CountStages).
 static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan, const int *ranks,
@@ -303,17 +312,12 @@ static inline void count_stages_of_run(const PlanTask *t, const StagePlan *plan,
     plan_apply(&c, t, plan, ranks, depth);
     // a stage of GPipe holds all micro-batches, of others at most twice as many as there are stages
     const int64_t few = plan->kind == PIPELINE_GPIPE ? t->samples : 2 * (plan->stages + 1);
-    c.samples = min_i64(t->samples, few * plan->micro_batch);
+    c.samples = min_i64(t->samples, few * plan_batch_samples(t, plan));
     memset(&machine.rates, 0, sizeof machine.rates);
     Plan *p = plan_make(&c, &machine, run->spec);
     StageStores stages = stage_stores_make(p);
+    machine.taken[MEMORY_BUFFERS] += staging_to_come(run->comm, p);
     plan_stages_bytes(p, &stages, bytes);
-    if (run->comm) { // messages have no buffers yet
-        const int64_t elements = store_most_elements(&p->store);
-        const size_t staging =
-            comm_staging_bytes(&run->comm->everyone, p->store.wire, elements, COMM_STAGING_BYTES);
-        for (int s = 0; s < plan->stages; s++) { bytes[s] += (double)staging; }
-    }
     stage_stores_free(&stages);
     plan_free(p);
     placement_free(&c.pipeline.placement);
@@ -340,7 +344,9 @@ static inline void plan_run(Config *c, const ModelSpec *spec, const Machine *mac
     const UnitTimes times = given->nodes ? times_on_cluster(given, m, &shape)
                                          : times_measured_here(m, &shape, rates, comm, s, slowness);
     const Rates products = given->nodes ? cluster_rates(given, spec->dtype) : *rates;
-    PlanModel model = plan_model_of_run(m, &shape, &times, machine->threads, &products, o);
+    int threads = machine->threads;
+    comm_broadcast(comm, &threads, sizeof threads, 0);
+    PlanModel model = plan_model_of_run(m, &shape, &times, threads, &products, o);
     Cluster cluster = given->nodes ? *given : cluster_of_run(comm, slowness, s, rates->flops_per_s);
     if (!cluster_is_alike(&cluster)) { rates->unequal = cluster; }
     const PlannedRun run = {c, spec, machine, given->nodes ? NULL : comm};

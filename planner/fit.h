@@ -72,6 +72,7 @@ typedef struct {
 typedef struct {
     const Config *config; // what is asked
     const ModelSpec *spec;
+    const Comm *comm;    // of these ranks; NULL: the search is for --cluster
     Machine machine;     // whose rates are known
     double memory, host; // bytes that a rank may take of its device, of the host
     bool offloads;       // the device has a memory of its own, and offloading is searched
@@ -175,6 +176,7 @@ static inline Plan *fit_make(const Fit *f, const FitWay *w, Config *c, Machine *
     c->pipeline.recompute = w->recompute == RECOMPUTE_BLOCK;
     memset(&unknown->rates, 0, sizeof unknown->rates);
     Plan *p = plan_make(c, unknown, &spec);
+    unknown->taken[MEMORY_BUFFERS] += staging_to_come(f->comm, p);
     c->offload.cpu_update = choose_updater(o, &f->machine.rates, &p->store);
     plan_offloaded(&p, c, &spec, NULL);
     return p;
@@ -197,7 +199,7 @@ static inline bool fit_try(Fit *f, const FitWay *w) {
     keep_alive(); // other ranks may be waiting
     const bool fits = r.device <= f->memory && (double)plan_offloaded_bytes(p) <= f->host;
     if (fits) {
-        p->machine = &f->machine;
+        unknown.rates = f->machine.rates;
         const Prediction predicted = plan_predict(p, &stages);
         check_cluster_moves(&f->config->options, &f->machine.cluster, &predicted);
         r.step_s = predicted.step_s;
@@ -514,7 +516,7 @@ static inline UnitTimes fit_times(const Fit *f, const FitWay *w, UnitTimes times
     c.samples = many * unknown.ranks->n;
     Plan *p = fit_make(f, &one, &c, &unknown);
     if (!p) { return times; }
-    p->machine = &f->machine;
+    unknown.rates = f->machine.rates;
     StageStores stages = stage_stores_make(p);
     predict_waits(p, &stages, &p->program, 0, waits);
     stage_stores_free(&stages);
@@ -679,6 +681,7 @@ static inline void fit_run(Config *c, const Machine *machine, const ModelSpec *s
     const GptModel whole = gpt_model_divided(&spec->model, 1, 0); // all experts on each rank
     const bool here = !machine->cluster.nodes;
     if (here) {
+        f.comm = comm;
         f.machine.cluster = fit_cluster_here(comm, stream, spec->dtype);
         const ExecutorShape shape = {.dtype = spec->dtype,
                                      .rows = o->micro_batch,

@@ -54,7 +54,7 @@ static inline bool fit_uneven(const Fit *f, const FitResult *r, UnevenStep *step
     Machine unknown = f->machine;
     Plan *p = r->way.expert_parallel > 1 ? fit_make(f, &r->way, &c, &unknown) : NULL;
     if (!p) { return false; }
-    p->machine = &f->machine;
+    unknown.rates = f->machine.rates;
     StageStores stages = stage_stores_make(p);
     *step = predict_uneven(p, &stages);
     stage_stores_free(&stages);
@@ -126,7 +126,7 @@ static inline double way_bubble(const Plan *p, const StageStores *stages) {
     const double step_s = predict_step(p, stages, busy, NULL);
     for (int r = 0; r < p->program.ranks; r++) { computing += busy[r]; }
     free(busy);
-    return 1 - computing / (p->program.ranks * step_s);
+    return max_f64(0, 1 - computing / (p->program.ranks * step_s)); // not by rounding
 }
 static inline void json_add_stages(TextBuffer *t, const Placement *placement) {
     text_add(t, "\"stages\":[");
@@ -153,7 +153,7 @@ static inline void json_add_way(TextBuffer *t, const Fit *f, const FitResult *r)
     char flags[2 * FIT_TEXT];
     const char warmup = w->warmup == WARMUP_B ? 'b' : 'a';
     const Forecast forecast = fit_forecast(f, r);
-    p->machine = &f->machine; // now the rates are known
+    unknown.rates = f->machine.rates; // now the rates are known
     fit_text(f, w, flags, sizeof flags);
     StageStores stages = stage_stores_make(p);
     json_add_stages(t, &p->pipeline.placement);

@@ -117,7 +117,7 @@ static inline void plan_figures(Planner *p, const Candidate *c, double one_rank_
         {"= %8.2fx", one_rank_s / c->step_s},
         {"bubble= %7Q idle", plan_bubble(&c->plan, &p->costs, c->step_s)},
         {"micro_batches=, %.0f", (double)p->costs.micro_batches},
-        {"micro_batch= x %.0f samples", (double)c->plan.micro_batch},
+        {"micro_batch= x %.0f samples", (double)plan_batch_samples(p->task, &c->plan)},
     };
     memcpy(rows, all, sizeof all);
 }
@@ -264,9 +264,15 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
         q.units[s] = placement.stage[s].units;
         q.replicas[s] = placement.stage[s].replicas;
     }
-    for (int i = 0; i < p.divisor_count; i++) {
+    for (int i = 0; i < p.divisor_count && !t->micro_batch; i++) {
         q.micro_batch = p.divisors[i];
-        if (planner_allows_micro_batch(&p, q.micro_batch)) { planner_add(&p, &q); }
+        planner_add(&p, &q);
+    }
+    if (t->micro_batch) {
+        // one stage's is that of a rank, but with --micro-batches (config_micro_rows)
+        const bool each = plan_is_whole(t, &q) && !o->micro_batches;
+        q.micro_batch = min_i64(t->samples, t->micro_batch * (each ? task_ranks(t) : 1));
+        planner_add(&p, &q);
     }
     placement_free(&placement);
     const PlanAnswer a = {.best = planner_best(&p)};
@@ -291,6 +297,7 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
                   .cluster = *cluster,
                   .device = planner_memory(cluster, o),
                   .micro_batch = given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0,
+                  .gives_stages = given->at[OPTION_INDEX_pipeline] && !options_plans(o),
                   .sample_tokens = (double)o->seq_len};
     const int64_t tokens = planner_tokens(o, task_ranks(&t));
     t.memory = t.device;
@@ -301,7 +308,9 @@ static inline PlanTask planner_task(const PlanModel *model, const Cluster *clust
             "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
             o->seq_len);
     }
-    if (t.micro_batch && t.samples % t.micro_batch) {
+    // one stage's last micro-batch may be smaller
+    const bool whole = t.gives_stages && !options_pipelined(o);
+    if (t.micro_batch && t.samples % t.micro_batch && !whole) {
         die(EXIT_INPUT, "a step is whole micro-batches",
             "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples,
             t.micro_batch);
@@ -353,7 +362,7 @@ static inline void answer_find(PlanAnswer *a, PlanTask *t, const Options *o) {
     PlanAnswer *before = new_array(PlanAnswer, 1, "plans");
     double memory = t->memory; // of the search before
     for (double excess = 1; excess > 0;) {
-        *a = options_gives_stages(o) ? planner_given(t, o) : planner_answer(t);
+        *a = t->gives_stages ? planner_given(t, o) : planner_answer(t);
         if (!a->best.plan.stages) {
             *a = *before;
             a->best.plan.stages = 0;

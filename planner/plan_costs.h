@@ -31,12 +31,10 @@ typedef struct {
     int ahead[PLAN_STAGES];
 } PlanCosts;
 
-// Returns the samples for which a rank of a stage computes in a pass. Where there is one stage, the
-// ranks divide the whole step instead.
+// Returns the samples for which a rank of a stage computes in a pass.
 static inline double plan_pass_rows(const PlanTask *t, const StagePlan *p, int replicas) {
-    return t->own_messages && p->stages == 1
-               ? plan_rows(t->samples, replicas) * p->micro_batch / t->samples
-               : plan_rows(p->micro_batch, replicas);
+    return plan_is_whole(t, p) ? plan_rows(t->samples, replicas) / plan_batches(t, p)
+                               : plan_rows(p->micro_batch, replicas);
 }
 // Seconds of a micro-batch in a stage.
 typedef struct {
@@ -62,6 +60,13 @@ static inline StageSeconds plan_stage_seconds(const PlanTask *t, const StagePlan
 }
 // Does each micro-batch sum gradients, and at ZeRO stage 3 gather parameters?
 static inline bool plan_sums_often(const PlanTask *t) { return t->own_messages && t->zero >= 2; }
+// Returns the bytes of gradients that the n ranks of a stage sum. One stage has the table that its
+// first and last unit share once: with the first.
+static inline double plan_sum_bytes(const PlanModel *m, const StagePlan *p, int first, int end,
+                                    int n) {
+    const bool again = p->stages == 1 && end == m->units;
+    return plan_summed_bytes(m, first, end, n) - (again ? m->tied * sizeof(float) : 0);
+}
 // Returns the seconds of a message of `bytes` of gradients, of which it takes a share of the
 // all-reduce.
 static inline double plan_message_s(const PlanTask *t, const PlanRanks *ranks, double share,
@@ -91,8 +96,9 @@ static inline StageSeconds plan_pass_seconds(const PlanTask *t, const StagePlan 
         n = u + 1 - (int)max_i64(first, m->alike[u]);
         const StageSeconds unit = plan_stage_seconds(t, p, u, u + 1, ranks->n, ranks->slowness);
         const bool waits = unit.weight > 0;
-        const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n) -
-                             (u == 0 && p->stages > 1 ? m->tied * sizeof(float) : 0),
+        const bool shares = p->stages > 1 && (u == 0 || u == m->units - 1);
+        const double bytes = plan_sum_bytes(m, p, u, u + 1, ranks->n) -
+                             (shares ? m->tied * sizeof(float) : 0),
                      sum = plan_message_s(t, ranks, t->sum_share, bytes),
                      gather = t->zero == 3 ? plan_message_s(t, ranks, t->gather_share, bytes) : 0;
         all.forward += n * plan_beside_s(t, unit.forward, gather);
@@ -107,7 +113,7 @@ static inline StageSeconds plan_pass_seconds(const PlanTask *t, const StagePlan 
         before = sum;
     }
     all.backward += all.weight;
-    if (t->samples > p->micro_batch) { all.forward = plan_beside_s(t, all.forward, before); }
+    if (plan_batches(t, p) > 1) { all.forward = plan_beside_s(t, all.forward, before); }
     return all;
 }
 // Returns the seconds of all messages of `bytes` of gradients over these ranks: sums, and the
@@ -129,7 +135,7 @@ static inline double plan_exposed_s(const PlanTask *t, const StagePlan *p, int f
         // them, or for the last, or for those before.
         n = u + 1 - (int)max_i64(first, m->alike[u]);
         const StageSeconds unit = plan_stage_seconds(t, p, u, u + 1, ranks->n, ranks->slowness);
-        const double bytes = plan_summed_bytes(m, u, u + 1, ranks->n),
+        const double bytes = plan_sum_bytes(m, p, u, u + 1, ranks->n),
                      one = gather ? unit.forward : unit.backward,
                      message = plan_message_s(t, ranks, share, bytes);
         if (bytes > 0) {
@@ -197,7 +203,8 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
                      elements = plan_parameters(m, first, first + p->units[s]) +
-                                plan_elsewhere(m, first, first + p->units[s]);
+                                plan_elsewhere(m, first, first + p->units[s]) -
+                                (p->stages == 1 ? m->tied : 0);
         c->forward[s] += lost / 2 * (before + c->send[s]);
         c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
         c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);
@@ -217,7 +224,7 @@ static inline void stage_takes(PlanCosts *c, int s, StageSeconds seconds) {
 static inline bool plan_costs_anywhere(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double *const none[] = {c->send, c->send_back, c->reduce, c->reduce_late};
     c->stages = p->stages;
-    c->micro_batches = t->samples / p->micro_batch;
+    c->micro_batches = plan_batches(t, p);
     c->depth = INT32_MAX;
     if (!stages_memory(t, p, c)) { return false; }
     for (size_t i = 0; i < LENGTH_OF(none); i++) { memset(none[i], 0, p->stages * sizeof(double)); }
@@ -231,7 +238,7 @@ static inline bool plan_costs_anywhere(const PlanTask *t, const StagePlan *p, Pl
 static inline void stage_ends(const PlanTask *t, const StagePlan *p, int s, int first,
                               const PlanRanks *ranks, double fill, PlanCosts *c) {
     const int end = first + p->units[s];
-    const double bytes = plan_summed_bytes(t->model, first, end, ranks->n);
+    const double bytes = plan_sum_bytes(t->model, p, first, end, ranks->n);
     double sums, gathers = 0;
     if (plan_sums_often(t)) { // those of the first unit are summed last
         sums = plan_message_s(t, ranks, t->sum_share,
@@ -399,7 +406,7 @@ static inline double plan_bubble(const StagePlan *p, const PlanCosts *c, double 
         computing += p->replicas[s] * c->micro_batches * (c->forward[s] + c->backward[s]);
         ranks += p->replicas[s];
     }
-    return 1 - computing / (ranks * step_s);
+    return max_f64(0, 1 - computing / (ranks * step_s)); // not by rounding
 }
 
 #endif

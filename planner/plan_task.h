@@ -162,6 +162,7 @@ struct PlanTask {
     double whole, divided;
     double slots;        // of a parameter whose whole storage is in slots (plan_slots), such bytes
     int64_t micro_batch; // only this size; 0: any
+    bool gives_stages;   // --pipeline gives them
     // Messages are those of this program, not the paper's: they take time from computing (overlap=
     // of the cluster), and a step ends with the update, between sums of gradients and a gathering
     // of parameters. What these two take of an all-reduce of gradients in fp32.
@@ -370,6 +371,20 @@ static inline int plan_live(const StagePlan *p, int stage, int depth, int micro_
 static inline double plan_rows(int64_t micro_batch, int replicas) {
     return (double)ceil_div(micro_batch, replicas);
 }
+// Is a plan a run of one stage? Its ranks divide the step, and have equally many samples of each
+// micro-batch (plan_apply).
+static inline bool plan_is_whole(const PlanTask *t, const StagePlan *p) {
+    return t->own_messages && p->stages == 1;
+}
+// Returns the samples of a micro-batch, as a run of the plan has them.
+static inline int64_t plan_batch_samples(const PlanTask *t, const StagePlan *p) {
+    const int64_t ranks = plan_is_whole(t, p) ? task_ranks(t) : 1;
+    return min_i64(t->samples, ranks * ceil_div(p->micro_batch, ranks));
+}
+// Returns the micro-batches of a step.
+static inline int plan_batches(const PlanTask *t, const StagePlan *p) {
+    return (int)ceil_div(t->samples, plan_batch_samples(t, p));
+}
 // Returns whether a rank's schedule is short enough (SCHEDULE_MAX). For a micro-batch a unit has at
 // most four compute actions, ACQUIRE and RELEASE of one or two storages around each, and sums.
 // peers: ranks with which it exchanges messages, at most.
@@ -383,7 +398,7 @@ static inline bool plan_is_short(const PlanTask *t, const StagePlan *p) {
     for (int s = 0; s < p->stages; s++) {
         const int64_t peers =
             (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
-        is_short &= schedule_is_short(ceil_div(t->samples, p->micro_batch), p->units[s], peers);
+        is_short &= schedule_is_short(plan_batches(t, p), p->units[s], peers);
     }
     return is_short;
 }

@@ -476,6 +476,16 @@ class Planned(Check):
                 (UNITS, case["ranks"]),
             )
 
+    def test_auto_of_muon(self):
+        """All ranks choose the same plan, though each measures how fast it makes matrices
+        orthogonal: they count plans together."""
+        shape = "arch=qwen2,layers=5,heads=2,channels=16,vocab=256,tie=1"
+        case = dict(model=shape, ranks=3, optimizer="muon", zero=2, seq_len=16, batch_tokens=128)
+        case.update(pipeline="auto", micro_batch=None, plan=1, json=1, log=None, muon_steps=40)
+        found = at_once(lambda n: Job(**case, seed=n).done().out, range(16))
+        for answer in found:
+            self.assertEqual(sum(s["units"] for s in json.loads(answer)["stages"]), 7)
+
     def test_auto_within_memory(self):
         """--device-memory is a limit: what the choice takes, with buffers of messages, is within
         it; a run for which nothing fits is refused. The search may count some percent too much."""
@@ -491,6 +501,22 @@ class Planned(Check):
             else:
                 self.assertLessEqual(measured(job), share * whole, job.out)
         self.assertEqual(job.code, EXIT_RESOURCES)
+
+    def test_searches_within_memory(self):
+        """The same of --fit, and of a model with experts, whose plans are all made: what they take
+        is counted to the byte."""
+        experts = "arch=llama,layers=2,heads=2,channels=16,vocab=101,experts=2,expert_ffn=5"
+        for search in (dict(fit=1, model=MODEL), dict(pipeline="auto", model=experts)):
+            run = dict(RUN, ranks=3, batch_tokens=9 * T, micro_batch=None, offload="none", **search)
+            shares = [random.Random(f"{SEED} {search}").uniform(0.3, 1) for _ in range(3)]
+            whole = train(**run).end()["memory"]["measured"]["device"]
+            for limit in (whole - 1, *(int(share * whole) for share in shares)):
+                job = Job(**run, device_memory=limit).done(code=None)
+                self.assertIn(job.code, (0, EXIT_RESOURCES), job.err)
+                if job.code:
+                    self.assertIn("no way to run fits", job.err)
+                else:
+                    self.assertLessEqual(job.end()["memory"]["measured"]["device"], limit, job.out)
 
     def test_plan(self):
         """--plan of the run's own model: the object of --plan --profile, and no training data are

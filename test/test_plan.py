@@ -110,6 +110,46 @@ class Plan(unittest.TestCase):
                 self.assertLess(abs(took / one["predicted"]["step_ms"] - 1), 0.15, one)
         self.assertEqual(kinds, {1, 2})
 
+    def test_one_stage(self):
+        """--pipeline 1 gives one stage, as --pipeline 2 gives two, and --micro-batch is a rank's
+        then, as in a run; data parallelism takes as many micro-batches as a run of its flags, and
+        sums a table of both ends once. In drawn cases where passes, however small, take time, and
+        links are fast or slow."""
+        draw = Random(f"{SEED} one stage")
+
+        def one(number):
+            ranks, T = draw.choice((1, 2, 3, 5, 8)), 64
+            samples = ranks * draw.choice((2, 3, 4, 8)) + draw.choice((0, 0, 1))
+            where = f"1x{ranks},intra={draw.choice((900, 0.3))},tflops=1,memory=100,half=500"
+            model = f"layers=4,heads=4,channels=256,vocab={draw.choice((512, 20000))}"
+            words = ["--cluster", where, "--model", model]
+            words += ["--dtype", "fp32", "--seq-len", T, "--batch-tokens", T * samples]
+            return words, ranks, samples, draw.randint(1, 4), draw.choice((0, 0, 1))
+
+        def check(case):
+            words, ranks, samples, rows, recompute = case
+            ask = lambda *more: json.loads(
+                output_of(BINARY, "--json", *words, *more, env=ENVIRONMENT, text=True).stdout
+            )
+            rows = min(rows, -(-samples // ranks))
+            given = ["--pipeline", 1, "--micro-batch", rows]
+            given += ["--recompute", "block"] * recompute
+            told = ask("--plan", *given)
+            apart = ask("--plan", "--micro-batch", 1)  # of all ranks together
+            alone = [p for p in (apart, *apart["alternatives"]) if len(p["stages"]) == 1]
+            self.assertTrue(alone, case)
+            self.assertEqual((len(told["stages"]), told["alternatives"]), (1, []), case)
+            self.assertIn(f"--micro-batch {rows} ", told["flags"], case)
+            self.assertEqual(told["recompute"], bool(recompute), case)
+            for plan in (told, *alone):
+                found = ask("--dry-run", *shlex.split(plan["flags"]))["predicted"]
+                believed = plan["predicted"]["step_ms"]
+                self.assertLess(abs(believed / found["step_ms"] - 1), 0.1, (case, plan))
+                self.assertEqual(plan["predicted"]["memory"], [found["memory"]["device"]], case)
+                self.assertTrue(min(found["idle"], plan["predicted"]["bubble"]) >= 0, (case, found))
+
+        at_once(check, [one(number) for number in range(12)])
+
     def test_beside_the_forecast(self):
         """What --plan takes a plan's step for, stage by stage, is about what --dry-run predicts of
         every action of a run: in drawn cases, most of all within a twentieth."""

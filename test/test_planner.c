@@ -583,10 +583,10 @@ static void test_many_micro_batches(void **state) {
 static void test_messages_of_a_micro_batch(void **state) {
     (void)state;
     PlanModel m = small_model();
-    PlanTask t = task_of(&m, "2x1,inter=1", 12), odd = task_of(&m, "1x2,intra=1", 3);
+    PlanTask t = task_of(&m, "2x1,inter=1", 12), odd = task_of(&m, "1x2,intra=1", 21);
     PlanCosts c;
     int ranks[4];
-    StagePlan p = plan_of("3:2", 4), single = plan_of("3:2", 1), two = plan_of("1:2 2:2", 4);
+    StagePlan p = plan_of("3:2", 4), single = plan_of("3:2", 3), two = plan_of("1:2 2:2", 4);
     t.own_messages = odd.own_messages = true;
     t.sum_share = 0.5; // of 10, 20 and 30 ms
     t.gather_share = 0.25;
@@ -624,10 +624,17 @@ static void test_messages_of_a_micro_batch(void **state) {
     ends.zero = 2;
     assert_true(look_at(&ends, &two, &c, ranks));
     assert_true(close_to(c.forward[0], 3e-3) && close_to(c.backward[0], 4e-3));
-    // ranks of a single stage divide the step, not each micro-batch: of 3 samples one has 2
+    assert_true(close_to(c.backward[1], 12e-3 + 13e-3)); // and those of the last unit
+    ends.zero = 0;                                       // one stage has it once
+    StagePlan whole = plan_of("3:4", 4);
+    assert_true(look_at(&ends, &whole, &c, ranks));
+    assert_true(close_to(c.reduce[0], 0.5 * (60e6 - 4e6) * 1.5e-9));
+    // ranks of a single stage divide the step, not each micro-batch: of 21 samples one has 11, two
+    // at a time
     odd.sum_share = 0;
     assert_true(look_at(&odd, &single, &c, ranks));
-    assert_true(close_to(3 * c.forward[0], 2 * 6e-3));
+    assert_int_equal(c.micro_batches, 6);
+    assert_true(close_to(c.micro_batches * c.forward[0], 11 * 6e-3));
     plan_model_free(&m);
 }
 // What is left of a stage's messages is what two clocks show that play all units, whether units
