@@ -577,7 +577,7 @@ PLANNER = [
      "if ({plan_batches(t, p) > 1 ==> true}) { all.forward ="),
     ("test_messages_of_a_micro_batch", COSTS_H, "? {plan_rows(t->samples, replicas) / "
      "plan_batches(t, p) ==> plan_rows(p->micro_batch, replicas)} :"),
-    ("test_messages_of_a_micro_batch", COSTS_H,
+    ("test_messages_of_a_micro_batch", TASK_H,
      "ranks = {plan_is_whole(t, p) ==> false} ? task_ranks(t) : 1;"),
     ("test_own_costs", COSTS_H, "c->forward[s] += {lost / 2 ==> lost} * (before + c->send[s]);"),
     ("test_own_costs", COSTS_H, "{elements / p->replicas[s] ==> elements} * t->update_bytes"),
