@@ -115,6 +115,8 @@ static inline int group_at(const Group *g, int node, int local) {
 static inline CommLink group_link(const Group *g, int a, int b) {
     return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER;
 }
+// Is the group on several nodes?
+static inline bool group_spans(const Group *g) { return group_link(g, 0, g->n - 1) == LINK_INTER; }
 
 static inline int64_t slice_length(const int64_t *bounds, int i) {
     return bounds[i + 1] - bounds[i];

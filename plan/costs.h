@@ -65,7 +65,22 @@ typedef struct {
         int64_t bytes[LINK_KINDS];
     } row[SENT_MESSAGES];
 } SentMessages;
-// Returns the bytes that this rank sends in a message, on each kind of link.
+// Counts the bytes that this rank sends in a message, on each kind of link; of a sum or a gathering
+// among nodes with unequal numbers of ranks, those of the rank that sends most to other nodes, for
+// which all wait.
+static inline void message_count(const ZeroMessage *m, int64_t bytes[LINK_KINDS]) {
+    const Group *g = m->group;
+    const bool uneven = m->kind != COMM_ALL_TO_ALL && g->nodes == 1 && group_spans(g);
+    const int first = uneven ? 0 : g->me, end = uneven ? g->n : g->me + 1;
+    for (int i = first; i < end; i++) {
+        int64_t sent[LINK_KINDS] = {0};
+        comm_bytes_sent(m->kind, g, i, m->bounds, m->element_bytes, sent);
+        if (i == first || sent[LINK_INTER] > bytes[LINK_INTER]) {
+            memcpy(bytes, sent, sizeof sent);
+        }
+    }
+}
+// Returns what message_count() counts.
 static inline const int64_t *message_bytes(SentMessages *sent, const ZeroMessage *m) {
     const size_t at = mix64((uintptr_t)m->bounds + m->kind) % SENT_MESSAGES;
     ZeroMessage *known = &sent->row[at].message;
@@ -73,8 +88,7 @@ static inline const int64_t *message_bytes(SentMessages *sent, const ZeroMessage
     if (known->kind != m->kind || known->group != m->group || known->bounds != m->bounds ||
         known->element_bytes != m->element_bytes) {
         *known = *m;
-        memset(bytes, 0, sizeof sent->row[at].bytes);
-        comm_bytes_sent(m->kind, m->group, m->group->me, m->bounds, m->element_bytes, bytes);
+        message_count(m, bytes);
     }
     return bytes;
 }
@@ -150,7 +164,7 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
             matrices_busiest(&store->matrices, &store->rows[a->storage], busiest);
             sent = busiest;
         }
-        const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER,
+        const bool spans = group_spans(g),
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
             const double seconds = times * sent[l] / c->rates.message_bytes_per_s[l] +

@@ -267,6 +267,23 @@ class Time(unittest.TestCase):
             taken = found["parameters"] * 28 / 1e9
             self.assertAlmostEqual(found["predicted"]["step_ms"] / 1000 / taken, 1, delta=0.001)
 
+    def test_unequal_nodes(self):
+        """All wait for the rank that sends most to other nodes, whichever node it is on: a rank
+        that is alone sends 3 parts of 4 of what it sums and gathers, through a third of the link
+        of the nodes for 3."""
+        for zero in range(4):
+            words = [*self.MODEL[:-2], *BF16, "--zero", zero]
+            rates = "tflops=1e6,memory=1e6,intra=1e6,inter=1,latency=0"
+            first, last = (
+                predict(*words, cluster=f"{nodes},{rates}") for nodes in ("1x1+1x3", "1x3+1x1")
+            )
+            self.assertAlmostEqual(
+                first["predicted"]["step_ms"] / last["predicted"]["step_ms"], 1, delta=1e-3
+            )
+            sent = first["predicted"]["traffic"]["inter"]
+            self.assertGreater(sum(sent.values()) * 3 / 1e6, first["predicted"]["step_ms"] / 1.2)
+            self.assertLess(sum(sent.values()) * 3 / 1e6, first["predicted"]["step_ms"])
+
     def test_unequal_ranks(self):
         """The slowest rank decides, in all that it computes: 2 samples take 3 parts of 2 (forward
         and backward), and recomputation is a fourth; and in Muon's matrices."""
