@@ -59,16 +59,19 @@ static inline double store_share(const StatePlan *s) {
 // The bytes of messages that were counted before: the storages of a class have equal messages, and
 // counting one takes time in proportion to its ranks.
 enum { SENT_MESSAGES = 512 };
+typedef struct { // on each kind of link: what this rank sends; what decides the time
+    int64_t mine[LINK_KINDS], busiest[LINK_KINDS];
+} SentBytes;
 typedef struct {
     struct {
         ZeroMessage message;
-        int64_t bytes[LINK_KINDS];
+        SentBytes bytes;
     } row[SENT_MESSAGES];
 } SentMessages;
-// Counts the bytes that this rank sends in a message, on each kind of link; of a sum or a gathering
-// among nodes with unequal numbers of ranks, those of the rank that sends most to other nodes, for
-// which all wait.
-static inline void message_count(const ZeroMessage *m, int64_t bytes[LINK_KINDS]) {
+// Counts the bytes of a message that decide its time: those that this rank sends; of a sum or a
+// gathering among nodes with unequal numbers of ranks, those of the rank that sends most to other
+// nodes, for which all wait.
+static inline void count_busiest(const ZeroMessage *m, int64_t bytes[LINK_KINDS]) {
     const Group *g = m->group;
     const bool uneven = m->kind != COMM_ALL_TO_ALL && g->nodes == 1 && group_spans(g);
     const int first = uneven ? 0 : g->me, end = uneven ? g->n : g->me + 1;
@@ -80,15 +83,16 @@ static inline void message_count(const ZeroMessage *m, int64_t bytes[LINK_KINDS]
         }
     }
 }
-// Returns what message_count() counts.
-static inline const int64_t *message_bytes(SentMessages *sent, const ZeroMessage *m) {
+static inline const SentBytes *message_bytes(SentMessages *sent, const ZeroMessage *m) {
     const size_t at = mix64((uintptr_t)m->bounds + m->kind) % SENT_MESSAGES;
     ZeroMessage *known = &sent->row[at].message;
-    int64_t *bytes = sent->row[at].bytes;
+    SentBytes *bytes = &sent->row[at].bytes;
     if (known->kind != m->kind || known->group != m->group || known->bounds != m->bounds ||
         known->element_bytes != m->element_bytes) {
         *known = *m;
-        message_count(m, bytes);
+        memset(bytes, 0, sizeof *bytes);
+        comm_bytes_sent(m->kind, m->group, m->group->me, m->bounds, m->element_bytes, bytes->mine);
+        count_busiest(m, bytes->busiest);
     }
     return bytes;
 }
@@ -158,7 +162,7 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
     const double times = action_is(a->kind, OF_PART) ? 1 + c->uneven : 1;
     for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
-        const int64_t *sent = message_bytes(c->sent, &m[k]);
+        const int64_t *sent = message_bytes(c->sent, &m[k])->busiest;
         int64_t busiest[LINK_KINDS];
         if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) { // all wait for a home
             matrices_busiest(&store->matrices, &store->rows[a->storage], busiest);

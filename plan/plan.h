@@ -274,7 +274,7 @@ static inline void predict_program_traffic(const Plan *p, const Program *program
         if (store->steps_overlap) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, &p->shape, m) - 1 : -1; k >= 0;
              k--) {
-            const int64_t *bytes = message_bytes(sent, &m[k]);
+            const int64_t *bytes = message_bytes(sent, &m[k])->mine;
             for (int l = 0; l < LINK_KINDS; l++) { traffic[m[k].kind][l] += bytes[l]; }
         }
     }

@@ -362,8 +362,9 @@ class Parts(unittest.TestCase):
             for name in ("device", "activations", "buffers"):
                 self.assertEqual(*(p["memory"][name] for p in found), (words, name))
             for name in ("step_ms", "idle"):
+                # slices differ a little: rank 0 counts, or the rank that sends most to other nodes
                 ratio = found[0][name] / found[1][name]
-                self.assertAlmostEqual(ratio, 1, delta=1e-9, msg=(words, name))
+                self.assertAlmostEqual(ratio, 1, delta=1e-3, msg=(words, name))
             sent = [sum(p["traffic"]["total"].values()) for p in found]
             self.assertEqual(*sent, words)
 

@@ -195,7 +195,8 @@ def directions_away(run, me=0):
         work = [0] * run.ranks
         matrices = [name for _ in blocks[at : at + wave] for name in shapes]
         for name in sorted(matrices, key=lambda name: -cost(*shapes[name])):
-            home = work.index(min(work))
+            free = [r for r in range(run.ranks) if work[r] == min(work)]
+            home = max(free, key=lambda r: inside(name, r))  # the first of those with most of it
             work[home] += cost(*shapes[name])
             for r in range(run.ranks):
                 if r != home and me in (r, home):
