@@ -68,21 +68,22 @@ typedef struct {
         SentBytes bytes;
     } row[SENT_MESSAGES];
 } SentMessages;
-// Counts the bytes of a message that decide its time: those that this rank sends; of a sum or a
-// gathering among nodes with unequal numbers of ranks, those of the rank that sends most to other
-// nodes, for which all wait.
-static inline void count_busiest(const ZeroMessage *m, int64_t bytes[LINK_KINDS]) {
+// Counts what decides the time of a message: what this rank sends; of a sum or a gathering among
+// nodes with unequal numbers of ranks, what that rank sends which sends most to other nodes: all
+// wait for it.
+static inline void count_busiest(const ZeroMessage *m, SentBytes *bytes) {
     const Group *g = m->group;
     const bool uneven = m->kind != COMM_ALL_TO_ALL && g->nodes == 1 && group_spans(g);
-    const int first = uneven ? 0 : g->me, end = uneven ? g->n : g->me + 1;
-    for (int i = first; i < end; i++) {
+    memcpy(bytes->busiest, bytes->mine, sizeof bytes->mine);
+    for (int i = 0; uneven && i < g->n; i++) {
         int64_t sent[LINK_KINDS] = {0};
         comm_bytes_sent(m->kind, g, i, m->bounds, m->element_bytes, sent);
-        if (i == first || sent[LINK_INTER] > bytes[LINK_INTER]) {
-            memcpy(bytes, sent, sizeof sent);
+        if (sent[LINK_INTER] > bytes->busiest[LINK_INTER]) {
+            memcpy(bytes->busiest, sent, sizeof sent);
         }
     }
 }
+// Returns the bytes of a message. They are counted if the last message in its row was another one.
 static inline const SentBytes *message_bytes(SentMessages *sent, const ZeroMessage *m) {
     const size_t at = mix64((uintptr_t)m->bounds + m->kind) % SENT_MESSAGES;
     ZeroMessage *known = &sent->row[at].message;
@@ -92,7 +93,7 @@ static inline const SentBytes *message_bytes(SentMessages *sent, const ZeroMessa
         *known = *m;
         memset(bytes, 0, sizeof *bytes);
         comm_bytes_sent(m->kind, m->group, m->group->me, m->bounds, m->element_bytes, bytes->mine);
-        count_busiest(m, bytes->busiest);
+        count_busiest(m, bytes);
     }
     return bytes;
 }
@@ -162,11 +163,12 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
     const double times = action_is(a->kind, OF_PART) ? 1 + c->uneven : 1;
     for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
-        const int64_t *sent = message_bytes(c->sent, &m[k])->busiest;
-        int64_t busiest[LINK_KINDS];
-        if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) { // all wait for a home
-            matrices_busiest(&store->matrices, &store->rows[a->storage], busiest);
-            sent = busiest;
+        int64_t of_matrices[LINK_KINDS];
+        const int64_t *sent = of_matrices;
+        if (a->kind == ACT_DIRECT || a->kind == ACT_ORTHOGONALISE) {
+            matrices_busiest(&store->matrices, &store->rows[a->storage], of_matrices);
+        } else {
+            sent = message_bytes(c->sent, &m[k])->busiest;
         }
         const bool spans = group_spans(g),
                    goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};

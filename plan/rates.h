@@ -340,9 +340,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Proc
     measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
     rates->message_bytes_per_s[LINK_INTER] = INFINITY;
     // less data, since the link may be slow
-    if (group_link(all, 0, all->n - 1) == LINK_INTER) {
-        measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18);
-    }
+    if (group_spans(all)) { measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18); }
     measure_peak(rates, s, comm, dtype);
     forget_peak_memory();
 }

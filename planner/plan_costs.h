@@ -176,6 +176,8 @@ static inline double plan_matrices_s(const PlanTask *t, int first, int end,
                                                plan_latency_s(c, ranks, t->own_messages));
     return ranks->slowness * blocks / wave * fmax(wave * x->block_s / n, x->longest_s) + messages;
 }
+// Sets what each stage needs, and how many micro-batches are in flight, of which c->depth is the
+// limit. Returns false if a stage does not fit.
 static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
@@ -213,6 +215,7 @@ static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts
         }
     }
 }
+// Sets the time of a micro-batch in a stage.
 static inline void stage_takes(PlanCosts *c, int s, StageSeconds seconds) {
     c->forward[s] = seconds.forward;
     c->backward[s] = seconds.backward;

@@ -150,27 +150,32 @@ static inline void matrices_plan_exchange(const Matrices *x, StorageRow *row) {
     }
 }
 // Sets what the busiest owner of a storage sends to the homes, or receives there, whichever is
-// more: bytes on each kind of link. The way back takes as much.
+// more, for which all wait: bytes on each kind of link. The way back takes as much.
 static inline void matrices_busiest(const Matrices *x, const StorageRow *row,
                                     int64_t bytes[LINK_KINDS]) {
     const Group *owners = &row->owners->all;
-    int64_t *each = new_array(int64_t, 2 * LINK_KINDS * owners->n, "matrices"), begin;
+    typedef struct {
+        int64_t sent[LINK_KINDS], got[LINK_KINDS];
+    } Owner;
+    Owner *owner = new_array(Owner, owners->n, "matrices");
     for (int r = 0; r < owners->n; r++) {
         for (int k = 0; k < x->count; k++) {
             const int home = row->exchange.home[k];
             if (home < 0 || home == r) { continue; }
             const CommLink link = group_link(owners, r, home);
-            const int64_t part = part_of_slice(&x->part[k], row->slices[SLICES_WHOLE], r, &begin);
-            each[2 * (LINK_KINDS * r + link)] += part * sizeof(float);
-            each[2 * (LINK_KINDS * home + link) + 1] += part * sizeof(float);
+            int64_t begin, part;
+            part = part_of_slice(&x->part[k], row->slices[SLICES_WHOLE], r, &begin);
+            owner[r].sent[link] += part * sizeof(float);
+            owner[home].got[link] += part * sizeof(float);
         }
     }
-    for (int l = 0; l < LINK_KINDS; l++) { bytes[l] = 0; }
-    for (int i = 0; i < 2 * LINK_KINDS * owners->n; i++) {
-        const int l = i / 2 % LINK_KINDS;
-        bytes[l] = max_i64(bytes[l], each[i]);
+    for (int l = 0; l < LINK_KINDS; l++) {
+        bytes[l] = 0;
+        for (int r = 0; r < owners->n; r++) {
+            bytes[l] = max_i64(bytes[l], max_i64(owner[r].sent[l], owner[r].got[l]));
+        }
     }
-    free(each);
+    free(owner);
 }
 // Plans a wave: homes, and where the storages have their directions.
 static inline void matrices_plan_wave(Matrices *x, StorageRow *rows, int first, double *work) {
