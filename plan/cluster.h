@@ -177,7 +177,7 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"capacity", offsetof(Cluster, capacity), 1e-6, 1e6, 0,
      "GiB of a rank's device: what a run must fit into"},
     {"overlap", offsetof(Cluster, overlap), 0, 1, 1,
-     "share of the time of messages in which a rank computes undisturbed (1)"},
+     "share of its speed with which a rank computes beside its messages (1)"},
     {"link", offsetof(Cluster, link), 1e-6, 1e6, 0,
      "GB/s between a rank's device and its host, each way"},
     {"host", offsetof(Cluster, host), 1e-6, 1e6, 0, "GB/s of a rank's part of the host's memory"},

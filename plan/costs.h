@@ -176,9 +176,10 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
             const double seconds = times * sent[l] / c->rates.message_bytes_per_s[l] +
                                    (goes[l] ? c->rates.message_s[l] : 0);
             cost.message_s += seconds;
-            cost.compute_s += c->rates.lost[l] * seconds;
+            cost.slows += c->rates.lost[l] * seconds; // in seconds yet
         }
     }
+    cost.slows /= cost.message_s > 0 ? cost.message_s : 1;
     return cost;
 }
 // Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,
@@ -191,8 +192,8 @@ static inline ActionCost message_cost(const Costs *c, const StatePlan *store, co
                           : nothing;
     cost.compute_s += quantization_traffic(store, a->storage, a->kind == ACT_REDUCE, a->secondary) /
                       c->rates.bytes_per_s;
-    cost.compute_s += messages.compute_s;
     cost.message_s += messages.message_s;
+    cost.slows = messages.slows;
     return cost;
 }
 // Returns the seconds of an update, or of one piece if there are several. With p2p parameters only
@@ -354,7 +355,7 @@ static inline ActionCost p2p_cost(const Costs *c, const StatePlan *store, int ra
     const double bytes = executor_message_bytes(c->shape, c->model, a),
                  seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
     // half at each end: in an all-reduce a rank is both ends
-    cost.compute_s = c->rates.lost[link] / 2 * seconds;
+    cost.slows = c->rates.lost[link] / 2;
     cost.message_s = action_sends(a->kind) ? seconds : 0;
     return cost;
 }

@@ -434,7 +434,7 @@ static inline void predict_waits(const Plan *p, const StageStores *stages, const
             const Action *a = &program->rank[r].actions[i];
             if (!action_is(a->kind, OF_PART)) { continue; }
             const ActionCost cost = collectives_cost(&costs, stages->of_rank[r], a);
-            waits[a->kind == ACT_EXCHANGE_BACK] += cost.compute_s + cost.message_s;
+            waits[a->kind == ACT_EXCHANGE_BACK] += cost.message_s;
         }
         if (waits[0] + waits[1] > most[0] + most[1]) { memcpy(most, waits, sizeof most); }
     }

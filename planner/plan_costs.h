@@ -22,6 +22,7 @@ typedef struct {
     double forward[PLAN_STAGES], backward[PLAN_STAGES], weight[PLAN_STAGES];
     // seconds of a micro-batch's messages from this stage to the next, and back
     double send[PLAN_STAGES], send_back[PLAN_STAGES];
+    double slows; // ActionCost.slows of these
     // seconds of the sums of gradients and of gathering parameters; of what is left of them, and of
     // the update, while the stage computes nothing
     double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES];
@@ -78,7 +79,7 @@ static inline double plan_message_s(const PlanTask *t, const PlanRanks *ranks, d
 // Returns the seconds in which a rank computes while a message travels: as long as the longer one,
 // and what the message takes of the cores.
 static inline double plan_beside_s(const PlanTask *t, double computing, double message) {
-    return max_f64(computing, message) + (1 - t->cluster.overlap) * min_f64(computing, message);
+    return max_f64(message, computing + (1 - t->cluster.overlap) * message);
 }
 // Returns the seconds of a micro-batch as plan_stage_seconds() does, with the messages that it has
 // among the ranks of the stage. While a unit computes, the parameters of the next one are gathered
@@ -197,18 +198,15 @@ static inline bool stages_memory(const PlanTask *t, const StagePlan *p, PlanCost
     return true;
 }
 // Adds what a step of this program has besides: the cores that move messages cannot compute
-// meanwhile, half of a message's time at each end; and each rank updates its part of the stage's
-// parameters.
+// meanwhile (plan_action_cost counts those between stages: half at each end); and each rank updates
+// its part of the stage's parameters.
 static inline void plan_add_own(const PlanTask *t, const StagePlan *p, PlanCosts *c) {
     const PlanModel *m = t->model;
     const double lost = 1 - t->cluster.overlap, bytes_per_s = t->cluster.memory * 1e9;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        const double before = s ? c->send[s - 1] : 0, before_back = s ? c->send_back[s - 1] : 0,
-                     elements = plan_parameters(m, first, first + p->units[s]) +
+        const double elements = plan_parameters(m, first, first + p->units[s]) +
                                 plan_elsewhere(m, first, first + p->units[s]) -
                                 (p->stages == 1 ? m->tied : 0);
-        c->forward[s] += lost / 2 * (before + c->send[s]);
-        c->backward[s] += lost / 2 * (before_back + c->send_back[s]);
         c->reduce_late[s] += lost * (c->reduce[s] - c->reduce_late[s]);
         if (bytes_per_s > 0) {
             c->reduce_late[s] += elements / p->replicas[s] * t->update_bytes / bytes_per_s;
@@ -286,6 +284,7 @@ static inline bool plan_costs(const PlanTask *t, const StagePlan *p, const int *
         c->reduce[0] += more;
         c->reduce_late[0] += more;
     }
+    c->slows = own ? (1 - t->cluster.overlap) / 2 : 0;
     if (own) { plan_add_own(t, p, c); }
     return true;
 }
@@ -342,6 +341,7 @@ static inline ActionCost plan_action_cost(const void *context, int rank, const A
     case ACT_REDUCE: cost.message_s = c->reduce_late[rank]; break;
     default: break;
     }
+    cost.slows = action_is_message(a->kind) ? c->slows : 0;
     return cost;
 }
 // Returns the map of a model whose units are the stages, each with one storage, after a unit

@@ -1,8 +1,9 @@
 // simulator.h: predicts how long a program takes. It plays the program (walk.h) with
 // clocks. The caller gives the cost of each action (plan/costs.h).
 //
-// Clocks     Each rank has four: for compute, for its collectives, for what moves between host and
-//            device, and for its disk. They run in parallel; each does one thing after another.
+// Clocks     Each rank has six: for compute, and for what runs beside it (Beside). They run in
+//            parallel; each does one thing after another. Compute is slower while messages travel
+//            for which cores move the bytes (ActionCost.slows).
 // Waits      Compute waits for what it reads to arrive, and for the buffers that it writes to be
 //            free: sent, reduced or moved. NORM waits for the sums of all ranks. What runs beside
 //            compute waits for its data and its clock only. No action begins before what it touches
@@ -26,19 +27,22 @@
 enum { CHANNELS = 4 }; // kinds of messages of rows: inputs, gradients, norms, factors
 typedef struct {
     double compute_s, message_s;
+    double slows; // the share of its speed that a rank which computes loses to the message
 } ActionCost;
 typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
 typedef struct {
     double begin_s, end_s; // of a RECV: when its wait begins, when the message is received
 } ActionTime;
+// What runs beside compute: collectives, messages that leave and that come, moves between host and
+// device, the disk.
+typedef enum { COLLECTIVES, OUTGOING, INCOMING, LINK, DISK, BESIDE } Beside;
 // Times of a rank.
 typedef struct {
-    double clock, comm; // when compute, when collectives are done
-    double out, in;     // when the outgoing, the incoming link is free
-    double link, disk;  // when moves between host and device, to and from the disk are done
-    double busy;        // time spent computing
-    double sums;        // when the last part of a sum is where NORM reads it
-    double stats;       // when the last step statistics are received, or have left their buffer
+    double clock;                        // when compute is done
+    double until[BESIDE], slows[BESIDE]; // when what runs beside it is done; ActionCost.slows
+    double busy;                         // time spent computing
+    double sums;                         // when the last part of a sum is where NORM reads it
+    double stats; // when the last step statistics are received, or have left their buffer
     double sent[2][SEND_BUFFERS]; // when outputs, gradients of inputs have left their buffers
     int sends[2];                 // the unit whose output, whose input's gradient is sent
     double stash[STASH_SLOTS];    // when the last move of activations is done
@@ -92,6 +96,27 @@ static inline void simulator_time(const Simulation *s, int rank, const Action *a
 static inline void simulator_wait(RankTimes *r, double until) {
     r->clock = max_f64(r->clock, until);
 }
+// Computes what takes so many seconds if nothing runs beside it.
+static inline void simulator_compute(RankTimes *r, double seconds) {
+    const double began = r->clock;
+    while (seconds > 0) {
+        double speed = 1, until = INFINITY; // the speed is the same until then
+        for (int b = 0; b < BESIDE; b++) {
+            if (r->until[b] <= r->clock || r->slows[b] == 0) { continue; }
+            speed = max_f64(0, speed - r->slows[b]);
+            until = fmin(until, r->until[b]);
+        }
+        const double done = speed > 0 ? fmin(until, r->clock + seconds / speed) : until;
+        seconds = done < until ? 0 : seconds - speed * (done - r->clock);
+        r->clock = done;
+    }
+    r->busy += r->clock - began;
+}
+// Occupies what runs beside compute for a message of a rank.
+static inline void simulator_occupy(RankTimes *r, Beside beside, double until, double slows) {
+    r->until[beside] = until;
+    r->slows[beside] = slows;
+}
 // Points to the time at which the buffer is free from which the output of a unit, or the gradient
 // of its input, is sent; NULL if it stays on this rank.
 static inline double *simulator_sent(RankTimes *r, const Action *a) {
@@ -99,28 +124,28 @@ static inline double *simulator_sent(RankTimes *r, const Action *a) {
                leaves = up || a->kind == ACT_SEND_FORWARD || a->kind == ACT_FORWARD;
     return leaves && a->unit == r->sends[up] ? &r->sent[up][a->micro % SEND_BUFFERS] : NULL;
 }
-// Plays one end of a message; the sender's end fixes the times. What an end computes for the
-// message (ActionCost.compute_s) is done before.
+// Plays one end of a message; the sender's end fixes the times.
 static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost,
                                      int peer) {
     RankTimes *me = &s->rank[rank], *other = &s->rank[peer];
-    me->clock += cost.compute_s;
-    me->busy += cost.compute_s;
     if (action_is(a->kind, RECEIVES)) {
         double *arrived = simulator_arrived(s, rank, a);
-        *arrived = max_f64(*arrived, me->in);
-        simulator_time(s, rank, a, me->clock, me->in);
+        *arrived = max_f64(*arrived, me->until[INCOMING]);
+        simulator_time(s, rank, a, me->clock, me->until[INCOMING]);
         return;
     }
-    const double begin = max_f64(max_f64(me->clock, other->clock), max_f64(me->out, other->in));
-    me->out = other->in = begin + cost.message_s;
+    const double begin = max_f64(max_f64(me->clock, other->clock),
+                                 max_f64(me->until[OUTGOING], other->until[INCOMING])),
+                 end = begin + cost.message_s;
+    simulator_occupy(me, OUTGOING, end, cost.slows);
+    simulator_occupy(other, INCOMING, end, cost.slows);
     if (a->kind == ACT_SEND_FORWARD || a->kind == ACT_SEND_BACKWARD) {
         me->sends[a->kind == ACT_SEND_BACKWARD] = a->unit;
-        *simulator_sent(me, a) = me->out;
+        *simulator_sent(me, a) = end;
     }
-    if (a->kind == ACT_SEND_STATS) { me->stats = me->out; }
-    if (a->kind == ACT_SEND_SUM) { *simulator_left(s, rank, a->storage) = me->out; }
-    simulator_time(s, rank, a, begin, me->out);
+    if (a->kind == ACT_SEND_STATS) { me->stats = end; }
+    if (a->kind == ACT_SEND_SUM) { *simulator_left(s, rank, a->storage) = end; }
+    simulator_time(s, rank, a, begin, end);
 }
 // A compute action waits for its messages, and for the buffers into which it writes gradients.
 static inline void simulator_await(Simulation *s, int rank, const Action *a) {
@@ -159,18 +184,18 @@ static inline void simulator_await_states(Simulation *s, int rank, const Action 
     }
     if ((a->kind == ACT_UPDATE || a->kind == ACT_DIRECT) && !map->delays && map->rows &&
         map->rows[a->storage].pieces) {
-        simulator_wait(me, me->link);
+        simulator_wait(me, me->until[LINK]);
     }
     if (a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->rows &&
         map->rows[a->storage].disk) {
         simulator_wait(me, *simulator_came(me, 1));
     }
 }
-// Points to the clock of what an action does beside compute.
-static inline double *simulator_beside(RankTimes *r, const Action *a) {
-    return action_is(a->kind, ON_DISK)                          ? &r->disk
-           : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE ? &r->link
-                                                                : &r->comm;
+// Returns what an action occupies beside compute.
+static inline Beside simulator_beside(const Action *a) {
+    return action_is(a->kind, ON_DISK)                          ? DISK
+           : action_is(a->kind, MOVES) || a->kind == ACT_UPDATE ? LINK
+                                                                : COLLECTIVES;
 }
 // Returns when there is what an action moves beside compute.
 static inline double simulator_there(const Simulation *s, int rank, const Action *a) {
@@ -178,7 +203,7 @@ static inline double simulator_there(const Simulation *s, int rank, const Action
     case ACT_PREFETCH: return simulator_storage(s, rank, a->storage)->newest;
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: return *simulator_left(s, rank, a->storage);
-    case ACT_WRITE: return s->rank[rank].link;
+    case ACT_WRITE: return s->rank[rank].until[LINK];
     default: return s->rank[rank].clock;
     }
 }
@@ -232,13 +257,15 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     const bool moves = action_is(a->kind, COLLECTIVE | MOVES | ON_DISK) || cost.message_s > 0;
     const double there = moves ? simulator_there(s, rank, a) : me->clock;
     if (cost.compute_s > 0) { simulator_wait(me, there); } // it converts the data on the device
-    double begin = me->clock, done = me->clock += cost.compute_s;
-    me->busy += cost.compute_s;
+    double begin = me->clock;
+    simulator_compute(me, cost.compute_s);
+    double done = me->clock;
     if (moves) {
-        double *beside = simulator_beside(me, a);
-        const double from = max_f64(max_f64(*beside, me->clock), there);
+        const Beside beside = simulator_beside(a);
+        const double from = max_f64(max_f64(me->until[beside], me->clock), there);
         if (cost.compute_s == 0) { begin = from; }
-        *beside = done = from + cost.message_s;
+        done = from + cost.message_s;
+        simulator_occupy(me, beside, done, cost.slows);
     }
     simulator_leave(s, rank, a, done);
     if (action_is(a->kind, OF_PART)) { simulator_wait(me, done); }

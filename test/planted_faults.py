@@ -562,7 +562,7 @@ PLANNER = [
     ("test_alike_units", COSTS_H, "one = gather ? {unit.forward ==> unit.backward} :"),
     ("test_alike_units", COSTS_H, "computed + one) + {n * message ==> message}, computed"),
     ("test_messages_of_a_micro_batch", COSTS_H,
-     "(1 - t->cluster.overlap) * {min_f64(computing, message) ==> 0};"),
+     "computing + {(1 - t->cluster.overlap) * message ==> 0});"),
     ("test_messages_of_a_micro_batch", COSTS_H,
      "(shares ? {m->tied * sizeof(float) ==> 0} : 0),"),
     ("test_messages_of_a_micro_batch", COSTS_H,
@@ -579,7 +579,8 @@ PLANNER = [
      "plan_batches(t, p) ==> plan_rows(p->micro_batch, replicas)} :"),
     ("test_messages_of_a_micro_batch", TASK_H,
      "ranks = {plan_is_whole(t, p) ==> false} ? task_ranks(t) : 1;"),
-    ("test_own_costs", COSTS_H, "c->forward[s] += {lost / 2 ==> lost} * (before + c->send[s]);"),
+    ("test_own_costs", COSTS_H, "c->slows = own ? {(1 - t->cluster.overlap) / 2 ==> 0} : 0;"),
+    ("test_own_costs", "schedule/simulator.h", "seconds - {speed ==> 1} * (done - r->clock);"),
     ("test_own_costs", COSTS_H, "{elements / p->replicas[s] ==> elements} * t->update_bytes"),
     # ranks
     ("test_placement", TASK_H,

@@ -22,7 +22,8 @@ static inline ActionCost drawn_cost(const void *context, int rank, const Action 
                beside = action_is(a->kind, SENDS | RECEIVES | COLLECTIVE | MOVES | ON_DISK),
                computes = action_is(a->kind, COMPUTES | COLLECTIVE) || a->kind == ACT_UPDATE;
     const ActionCost cost = {computes ? (double)(drawn >> 8 & 7) : 0,
-                             beside && sends ? (double)(drawn >> 16 & 31) : 0};
+                             beside && sends ? (double)(drawn >> 16 & 31) : 0,
+                             (double)(drawn >> 24 & 3) / 3};
     return cost;
 }
 // What one knows of a resource: when its content is complete, when the last one has read it.

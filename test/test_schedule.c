@@ -1405,10 +1405,11 @@ static void test_error_is_cut_to_its_buffer(void **state) {
 
 typedef struct {
     double row, message, reduce, norm, update, gather;
+    double slows; // of messages and reductions
 } UnitCosts;
 static ActionCost cost_of(const void *context, int rank, const Action *a) {
     const UnitCosts *c = (const UnitCosts *)context;
-    ActionCost cost = {0, 0};
+    ActionCost cost = {.slows = c->slows};
     (void)rank;
     if (action_computes(a->kind)) {
         cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0;
@@ -1437,6 +1438,10 @@ static const Timing timings[] = {
     {"hidden reductions", 1, 1, 1, 1, {0, 0, 0.5, 0, 0, 0}, 9, {8}},
     {"reductions at the end", 1, 1, 1, 1, {0, 0, 2, 0, 0, 0}, 13, {8}},
     {"slow reductions", 1, 1, 1, 1, {0, 0, 10, 1, 1, 0}, 50, {13}},
+    // Half of the speed while the first two travel; or none: then the next actions begin at 15 and
+    // 27. What travels after all computing slows nothing.
+    {"reductions that slow", 1, 1, 1, 1, {0, 0, 0.5, 0, 0, 0, 0.5}, 9.5, {8.5}},
+    {"reductions that stop", 1, 1, 1, 1, {0, 0, 10, 1, 1, 0, 1}, 53, {33}},
     // parameters of wte, wpe, the block and lnf come 1, 2, 3, 4 after NORM; forwards want the first
     // two, then the third, then the fourth
     {"hidden gathers", 1, 1, 1, 1, {0, 0, 0, 0, 0, 0.5}, 9, {8}},
@@ -1452,6 +1457,8 @@ static const Timing timings[] = {
     // messages take 1: R0 is there at 3, R1 received while rank 1 goes backward (5 to 9) and there
     // at 10, r0 at 10, r1 at 17
     {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 20, {10, 12}},
+    // F1 of rank 0 begins with the message of F0
+    {"messages that slow", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0, 0.5}, 20, {10.5, 12}},
     {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 23, {10, 12, 12}},
 };
 static void test_simulated_times(void **state) {
