@@ -107,15 +107,15 @@ static inline void print_forecast(FILE *to, const Forecast *f, double tokens, co
             readable_duration(run / f->tokens_per_s).at);
     if (isinf(f->memory)) {
         fprintf(to,
-                "memory     %.1f GiB a rank; capacity= of --cluster, or --device-memory, says "
-                "what it must fit\n",
-                gibibytes(f->needed));
+                "memory     %s a rank; capacity= of --cluster, or --device-memory, says what it "
+                "must fit\n",
+                readable_bytes(f->needed).at);
     } else if (forecast_fits(f)) {
-        fprintf(to, "memory     fits %.1f GiB, %.1f GiB to spare\n", gibibytes(f->memory),
-                gibibytes(f->memory - f->needed));
+        fprintf(to, "memory     fits %s, %s to spare\n", readable_bytes(f->memory).at,
+                readable_bytes(f->memory - f->needed).at);
     } else {
-        fprintf(to, "memory     does not fit %.1f GiB, by %.1f GiB%s%s%s\n", gibibytes(f->memory),
-                gibibytes(f->needed - f->memory), *remedy ? "; " : "", remedy,
+        fprintf(to, "memory     does not fit %s, by %s%s%s%s\n", readable_bytes(f->memory).at,
+                readable_bytes(f->needed - f->memory).at, *remedy ? "; " : "", remedy,
                 *remedy ? " would fit" : "");
     }
 }

@@ -168,6 +168,7 @@ class Equality(Check):
             gpus=draw.choice([1, 1, 4]),
         )
 
+    @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
     def test_gpu_build(self):
         """Where ranks share a GPU, only a few collectives are under way at once, and one more waits
         for its members."""
