@@ -284,8 +284,9 @@ static inline double planner_memory(const Cluster *c, const Options *o) {
     return *o->device_memory || !(c->capacity > 0) ? option_size("device-memory", o->device_memory)
                                                    : c->capacity * 0x1p30;
 }
-// Returns the tokens of a step.
+// Returns the tokens of a step. Ends the program (EXIT_INPUT) if flags contradict each other.
 static inline int64_t planner_tokens(const Options *o, int ranks) {
+    options_check_batch(o);
     const int64_t micro_batches = o->micro_batches ? o->micro_batches : ranks;
     return o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
 }
