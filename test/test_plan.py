@@ -310,6 +310,7 @@ class Plan(unittest.TestCase):
             ([], "", "which model"),
             ([], "gpt", "no model"),
             (["--micro-batch", "3"], "bert-48", "multiple"),
+            (["--micro-batch", "2", "--micro-batches", "3"], "bert-48", "--micro-batches x"),
             (["--recompute", "block"], "bert-48", "--recompute"),
             (
                 ["--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--recompute", "block"],
@@ -342,6 +343,9 @@ class Experts(unittest.TestCase):
     def check_way(self, one, words, ranks, samples):
         """The flags of a way give what was said of it."""
         flags, said = shlex.split(one["flags"]), one["predicted"]
+        spec = ",".join(f"{stage['units']}:{stage['replicas']}" for stage in one["stages"])
+        spec = spec if len(one["stages"]) > 1 else "1"
+        self.assertEqual(flags[flags.index("--pipeline") + 1], spec, one)
         found = json.loads(self.ask(*words, "--dry-run", "--json", *flags))["predicted"]
         for key in ("step_ms", "tokens_per_s", "tflops", "mfu", "fits", "all_to_all_ms", "uneven"):
             self.assertEqual(said.get(key), found.get(key), (key, one))
