@@ -20,6 +20,10 @@
 // a flag that some optimizers do not have (state/optimizer.h)
 #define OF_OPTIMIZER(X, name, field)                                                               \
     X(name, "optimizer", LACKS(field), "belongs to others: --help optimizer says to which")
+// a flag of generated text alone; --sample-every 0 says that there is to be none
+#define OF_SAMPLES(X, name, field)                                                                 \
+    X(name, "sample-every", GIVEN(field) && !GIVEN(sample_every) && !options_prompts(g),           \
+      "needs it or --prompt; 0 says that no text is wanted")
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
@@ -121,6 +125,10 @@
     OF_OPTIMIZER(X, "muon-weight-decay", muon_weight_decay)                                        \
     X("profile-steps", "steps", options_profiles_beyond(o),                                        \
       "the run ends before")                                                                       \
+    OF_SAMPLES(X, "sample-tokens", sample_tokens)                                                  \
+    OF_SAMPLES(X, "temperature", temperature)                                                      \
+    OF_SAMPLES(X, "top-k", top_k)                                                                  \
+    OF_SAMPLES(X, "top-p", top_p)                                                                  \
     X("trace", "profile-steps", *o->trace && !*o->profile_steps && !o->show_schedule,              \
       "only profiled steps are timed: give it, or --show-schedule for the plan")                   \
     X("stochastic-rounding", "dtype",                                                              \
@@ -300,6 +308,7 @@ static inline const OptionPair *options_clash(const Options *o, const OptionsGiv
 #undef PRIVATE
 #undef ONLY_PRIVATE
 #undef OF_OPTIMIZER
+#undef OF_SAMPLES
 
 static inline void options_print_compat(FILE *to) {
     fprintf(to, "Every combination of flags is accepted, but for these:\n");

@@ -457,6 +457,10 @@ REFUSED_FLAGS = """
 --momentum 0.9
 --beta1 0.9 --optimizer sgd
 --profile-steps 5:6 --steps 5
+--sample-tokens 9
+--temperature 0.5
+--top-k 5
+--top-p 0.5
 --trace file
 --pipeline auto --dp-noise 1
 --pipeline 2 --pipeline-schedule zero-bubble --dp-noise 0
