@@ -322,6 +322,13 @@ class Plan(unittest.TestCase):
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(word, run.stderr)
 
+    def test_useless(self):
+        """What a profile makes useless is told, beside the answer that it does not change."""
+        plain, told = plan("--json"), plan("--json", "--model", "d6", "--optimizer", "muon")
+        self.assertEqual((told.returncode, told.stdout), (0, plain.stdout))
+        notes = re.findall(r"(?m)^note: --(\S+) has no effect: --profile says what", told.stderr)
+        self.assertEqual((notes, plain.stderr), (["model", "optimizer"], ""))
+
 
 class Experts(unittest.TestCase):
     """--plan of models with experts: on how many ranks they are is among the choices."""
