@@ -40,8 +40,9 @@
     X("json", "show-schedule", o->json && o->show_schedule,                                        \
       "a list of actions is text: leave --json out")                                               \
     X("dp-account", "dry-run",                                                                     \
-      *o->dp_account && (o->dry_run || o->plan || o->show_schedule || o->fit),                     \
-      "(or --plan, --show-schedule, --fit) it prints and stops: give it alone")                    \
+      *o->dp_account && (o->dry_run || o->plan || o->show_schedule || o->fit || PRIVATE),          \
+      "(or --plan, --show-schedule, --fit, --dp-noise, --dp-epsilon) it prints and stops, and "    \
+      "says all itself: give it alone")                                                            \
     X("show-schedule", "plan", o->show_schedule && (o->plan || o->fit),                            \
       "(or --fit) a search prints flags: give these with --show-schedule")                         \
     X("prompt", "dry-run", GIVEN(prompt) && options_only_prints(o),                                \
@@ -190,8 +191,8 @@
     X("dp-neighbours", "dp-accountant",                                                            \
       o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP,                            \
       "replace-one is accounted by prv")                                                           \
-    X("pipeline", "dp-noise", options_plans(o) && PRIVATE,                                         \
-      "(or --dp-epsilon) auto does not know what clipping takes: give the stages")                 \
+    X("pipeline", "dp-noise", (options_plans(o) || o->plan) && PRIVATE,                            \
+      "(or --dp-epsilon) auto and --plan do not know what clipping takes: give the stages")        \
     X("pipeline-schedule", "dp-noise", o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && PRIVATE,    \
       "(or --dp-epsilon) zero-bubble does not know when factors come: choose dapple")              \
     X("pipeline-schedule", "pipeline", GIVEN(pipeline_schedule) && !options_gives_stages(o),       \
@@ -219,8 +220,8 @@
       "needs --cyclic v1 or v2")                                                                   \
     X("cyclic-cut", "cyclic", *o->cyclic_cut && !o->cyclic,                                        \
       "needs --cyclic v1 or v2")                                                                   \
-    X("cyclic", "pipeline", o->cyclic && options_pipelined(o),                                     \
-      "both cut the model into stages, by rules of their own: give one")                           \
+    X("cyclic", "pipeline", o->cyclic && (options_pipelined(o) || o->plan),                        \
+      "(or --plan) both cut the model into stages, by rules of their own: give one")               \
     X("cyclic", "zero", o->cyclic && o->zero,                                                      \
       "states travel from rank to rank, not by collectives: leave --zero out")                     \
     X("cyclic", "zero-quantized-gradients", o->cyclic && o->zero_quantized_gradients,              \
