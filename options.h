@@ -474,6 +474,15 @@ static inline double option_size(const char *name, const char *text) {
     }
     return bytes;
 }
+// Ends the program (EXIT_INPUT) if --batch-tokens says other than --micro-batches of --micro-batch
+// samples.
+static inline void options_check_batch(const Options *o) {
+    const int64_t tokens = o->micro_batches * o->micro_batch * o->seq_len;
+    if (!o->batch_tokens || !o->micro_batches || o->batch_tokens == tokens) { return; }
+    die(EXIT_INPUT, "leave one of them out",
+        "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64,
+        o->batch_tokens, tokens);
+}
 // Returns whether --profile-steps reaches beyond the run's last step. A run of 0 steps profiles
 // nothing.
 static inline bool options_profiles_beyond(const Options *o) {

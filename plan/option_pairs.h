@@ -20,6 +20,10 @@
 // a flag that some optimizers do not have (state/optimizer.h)
 #define OF_OPTIMIZER(X, name, field)                                                               \
     X(name, "optimizer", LACKS(field), "belongs to others: --help optimizer says to which")
+// a flag of generated text alone; --sample-every 0 says that there is to be none
+#define OF_SAMPLES(X, name, field)                                                                 \
+    X(name, "sample-every", GIVEN(field) && !GIVEN(sample_every) && !options_prompts(g),           \
+      "needs it or --prompt; 0 says that no text is wanted")
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
@@ -36,8 +40,9 @@
     X("json", "show-schedule", o->json && o->show_schedule,                                        \
       "a list of actions is text: leave --json out")                                               \
     X("dp-account", "dry-run",                                                                     \
-      *o->dp_account && (o->dry_run || o->plan || o->show_schedule || o->fit),                     \
-      "(or --plan, --show-schedule, --fit) it prints and stops: give it alone")                    \
+      *o->dp_account && (o->dry_run || o->plan || o->show_schedule || o->fit || PRIVATE),          \
+      "(or --plan, --show-schedule, --fit, --dp-noise, --dp-epsilon) it prints and stops, and "    \
+      "says all itself: give it alone")                                                            \
     X("show-schedule", "plan", o->show_schedule && (o->plan || o->fit),                            \
       "(or --fit) a search prints flags: give these with --show-schedule")                         \
     X("prompt", "dry-run", GIVEN(prompt) && options_only_prints(o),                                \
@@ -121,6 +126,10 @@
     OF_OPTIMIZER(X, "muon-weight-decay", muon_weight_decay)                                        \
     X("profile-steps", "steps", options_profiles_beyond(o),                                        \
       "the run ends before")                                                                       \
+    OF_SAMPLES(X, "sample-tokens", sample_tokens)                                                  \
+    OF_SAMPLES(X, "temperature", temperature)                                                      \
+    OF_SAMPLES(X, "top-k", top_k)                                                                  \
+    OF_SAMPLES(X, "top-p", top_p)                                                                  \
     X("trace", "profile-steps", *o->trace && !*o->profile_steps && !o->show_schedule,              \
       "only profiled steps are timed: give it, or --show-schedule for the plan")                   \
     X("stochastic-rounding", "dtype",                                                              \
@@ -182,8 +191,8 @@
     X("dp-neighbours", "dp-accountant",                                                            \
       o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP,                            \
       "replace-one is accounted by prv")                                                           \
-    X("pipeline", "dp-noise", options_plans(o) && PRIVATE,                                         \
-      "(or --dp-epsilon) auto does not know what clipping takes: give the stages")                 \
+    X("pipeline", "dp-noise", (options_plans(o) || o->plan) && PRIVATE,                            \
+      "(or --dp-epsilon) auto and --plan do not know what clipping takes: give the stages")        \
     X("pipeline-schedule", "dp-noise", o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && PRIVATE,    \
       "(or --dp-epsilon) zero-bubble does not know when factors come: choose dapple")              \
     X("pipeline-schedule", "pipeline", GIVEN(pipeline_schedule) && !options_gives_stages(o),       \
@@ -211,8 +220,8 @@
       "needs --cyclic v1 or v2")                                                                   \
     X("cyclic-cut", "cyclic", *o->cyclic_cut && !o->cyclic,                                        \
       "needs --cyclic v1 or v2")                                                                   \
-    X("cyclic", "pipeline", o->cyclic && options_pipelined(o),                                     \
-      "both cut the model into stages, by rules of their own: give one")                           \
+    X("cyclic", "pipeline", o->cyclic && (options_pipelined(o) || o->plan),                        \
+      "(or --plan) both cut the model into stages, by rules of their own: give one")               \
     X("cyclic", "zero", o->cyclic && o->zero,                                                      \
       "states travel from rank to rank, not by collectives: leave --zero out")                     \
     X("cyclic", "zero-quantized-gradients", o->cyclic && o->zero_quantized_gradients,              \
@@ -300,6 +309,7 @@ static inline const OptionPair *options_clash(const Options *o, const OptionsGiv
 #undef PRIVATE
 #undef ONLY_PRIVATE
 #undef OF_OPTIMIZER
+#undef OF_SAMPLES
 
 static inline void options_print_compat(FILE *to) {
     fprintf(to, "Every combination of flags is accepted, but for these:\n");

@@ -45,12 +45,7 @@ static inline int64_t config_samples(const Config *c, const GptModel *m, int ran
     const Options *o = &c->options;
     int64_t tokens = config_micro_rows(c, m, ranks) * o->seq_len * max_i64(1, o->micro_batches);
     if (o->cyclic && ranks == 1 && !o->micro_batches) { tokens *= max_i64(1, o->cyclic_stages); }
-    if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
-        die(EXIT_INPUT, "leave one of them out",
-            "--batch-tokens %" PRId64
-            " is not --micro-batches x --micro-batch x --seq-len, %" PRId64,
-            o->batch_tokens, tokens);
-    }
+    options_check_batch(o);
     tokens = o->batch_tokens ? o->batch_tokens : tokens;
     if (tokens % o->seq_len) {
         const Text hint = text_of("a step is whole samples: --batch-tokens %" PRId64 " is next",

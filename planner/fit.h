@@ -106,8 +106,8 @@ static inline void fit_apply(const FitWay *w, int64_t batch_tokens, Options *o) 
 // Writes the flags to type.
 static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t bytes) {
     static const char *const offloads[] = {"auto", "none", "optimizer", "params", "all"};
-    const bool pipelined = strcmp(w->pipeline, "1") != 0;
     const Options *o = &f->config->options;
+    const bool pipelined = strcmp(w->pipeline, "1") != 0, stages = pipelined || !o->fit;
     int n = snprintf(text, bytes, "--zero %" PRId64, w->zero);
     n += snprintf(text + n, bytes - n, "%s%s",
                   w->quantized_weights ? " --zero-quantized-weights" : "",
@@ -115,8 +115,9 @@ static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t by
     if (w->partition > 1) {
         n += snprintf(text + n, bytes - n, " --zero-hpz-partition-size %" PRId64, w->partition);
     }
+    if (stages) { n += snprintf(text + n, bytes - n, " --pipeline %s", w->pipeline); }
     if (pipelined) {
-        n += snprintf(text + n, bytes - n, " --pipeline %s --pipeline-schedule %s", w->pipeline,
+        n += snprintf(text + n, bytes - n, " --pipeline-schedule %s",
                       pipeline_kind_names[w->schedule]);
     }
     n += snprintf(text + n, bytes - n, "%s%s", w->warmup ? " --pipeline-warmup b" : "",

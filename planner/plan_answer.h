@@ -284,8 +284,9 @@ static inline double planner_memory(const Cluster *c, const Options *o) {
     return *o->device_memory || !(c->capacity > 0) ? option_size("device-memory", o->device_memory)
                                                    : c->capacity * 0x1p30;
 }
-// Returns the tokens of a step.
+// Returns the tokens of a step. Ends the program (EXIT_INPUT) if flags contradict each other.
 static inline int64_t planner_tokens(const Options *o, int ranks) {
+    options_check_batch(o);
     const int64_t micro_batches = o->micro_batches ? o->micro_batches : ranks;
     return o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
 }
@@ -403,12 +404,31 @@ static inline StagePlan planner_report(FILE *to, PlanTask *t, const Options *o) 
     free(a);
     return best;
 }
+// Tells on standard error which flags --profile makes useless. A sweep may give them to all runs.
+static inline void planner_note_useless(const OptionsGiven *given) {
+    static const int useless[] = {
+        OPTION_INDEX_model,
+        OPTION_INDEX_dtype,
+        OPTION_INDEX_reduce_dtype,
+        OPTION_INDEX_optimizer,
+        OPTION_INDEX_zero_quantized_weights,
+        OPTION_INDEX_zero_quantized_gradients,
+        OPTION_INDEX_zero_hpz_partition_size,
+        OPTION_INDEX_expert_parallel,
+    };
+    for (int i = 0; i < LENGTH_OF(useless); i++) {
+        if (!given->at[useless[i]]) { continue; }
+        fprintf(stderr, "note: --%s has no effect: --profile says what each unit takes\n",
+                option_specs[useless[i]].name);
+    }
+}
 // Runs --plan for the model of --profile on --cluster.
 static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
     PlanModel model = profile_load(o->profile);
     Cluster cluster = cluster_parse(o->cluster);
     PlanTask t = planner_task(&model, &cluster, o, given);
     task_set_states(&t, &optimizers[0], DTYPE_FP32, (int)o->zero); // AdamW's 16 bytes a parameter
+    planner_note_useless(given);
     planner_report(to, &t, o);
     plan_model_free(&model);
 }

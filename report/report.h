@@ -317,6 +317,22 @@ static inline void print_no_validation(const Options *o) {
               "no validation%s: --train is given without --val. %s; --val-every 0 asks for none",
               *o->hellaswag ? " but --hellaswag" : "", todo.at);
 }
+// Prints which flags that are given have no effect, although no other flag forbids them.
+static inline void print_useless(const Config *c) {
+    const Options *o = &c->options;
+    const bool *given = c->given.at;
+    if (given[OPTION_INDEX_lr_schedule] && !given[OPTION_INDEX_final_lr_fraction] &&
+        o->lr_schedule != LR_CONSTANT && rate_is_constant(o)) {
+        printf(
+            "note: --lr-schedule has no effect: the rate ends at --final-lr-fraction 1 of --lr\n");
+    }
+    if (o->lr_schedule == LR_CONSTANT && o->final_lr_fraction != 1) {
+        printf("note: --final-lr-fraction has no effect with --lr-schedule constant\n");
+    }
+    if (c->privacy.on && !o->shuffle) {
+        printf("note: --shuffle 0 has no effect: a private step draws its samples at random\n");
+    }
+}
 // Prints what a user may not expect of these flags.
 static inline void print_notes(const Config *c, const Dataset *train) {
     const Options *o = &c->options;
@@ -332,6 +348,7 @@ static inline void print_notes(const Config *c, const Dataset *train) {
                o->lr);
     }
     print_delay_notes(o, c->steps);
+    print_useless(c);
     if (o->dry_run) { sizes_print(c, c->samples * o->seq_len); }
     if (!o->dry_run && o->steps && *o->val && o->val_every &&
         dataset_shares_file(o->train, o->val)) {

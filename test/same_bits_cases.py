@@ -424,6 +424,7 @@ REFUSED_FLAGS = """
 --json
 --json --dry-run --show-schedule
 --dp-account x --plan
+--dp-account x --dp-noise 2
 --show-schedule --plan
 --cluster 1x1
 --plan --dry-run --profile x --cluster 1x1
@@ -457,8 +458,13 @@ REFUSED_FLAGS = """
 --momentum 0.9
 --beta1 0.9 --optimizer sgd
 --profile-steps 5:6 --steps 5
+--sample-tokens 9
+--temperature 0.5
+--top-k 5
+--top-p 0.5
 --trace file
 --pipeline auto --dp-noise 1
+--plan --dp-noise 1
 --pipeline 2 --pipeline-schedule zero-bubble --dp-noise 0
 --pipeline-schedule gpipe
 --pipeline-warmup b
@@ -469,6 +475,7 @@ REFUSED_FLAGS = """
 --cyclic v1 --cyclic-clip storage
 --cyclic-cut 3,3
 --cyclic v2 --pipeline 2
+--cyclic v1 --plan
 --cyclic v2 --zero 1
 --cyclic v2 --zero-quantized-gradients
 --cyclic v2 --reduce-dtype bf16

@@ -119,14 +119,28 @@ class Start(harness.TestCase):
         cases = {
             "0.001, constant": {},
             "2 steps of warm-up to 0.001, constant": dict(warmup=2, lr_schedule="linear"),
+            "1 steps of warm-up to 0.001, constant": dict(
+                warmup=1, lr_schedule="constant", final_lr_fraction=0.5
+            ),
             "0.001, then by a cosine to 0.0001 at the last step": dict(lr_schedule="cosine"),
             "0.001, in the last 0.2 of the steps by 1 - sqrt to 0 at the last step": dict(
                 lr_schedule="wsd", final_lr_fraction=0
             ),
         }
         jobs = train_all([dict(steps=3, lr="1e-3", **changes) for changes in cases.values()])
-        for said, job in zip(cases, jobs):
+        for (said, changes), job in zip(cases.items(), jobs):
             self.assertIn(f"\nlr         {said}\n", job.out)
+            schedule = changes.get("lr_schedule")
+            note = "note: --lr-schedule has no effect: the rate ends at --final-lr-fraction 1"
+            self.assertEqual(note in job.out, schedule == "linear", said)
+            note = "note: --final-lr-fraction has no effect with --lr-schedule constant\n"
+            self.assertEqual(note in job.out, schedule == "constant", said)
+
+    def test_order_of_private_samples(self):
+        """They are drawn, so that --shuffle 0 says nothing of them."""
+        note = "note: --shuffle 0 has no effect: a private step draws its samples at random\n"
+        jobs = train_all([dict(steps=1, dp_noise=1, shuffle=n) for n in (0, 1)])
+        self.assertEqual([note in job.out for job in jobs], [True, False])
 
     def test_command_to_go_on_as_root(self):
         """It has what Open MPI asks of root, unless the environment has it."""

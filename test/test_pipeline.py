@@ -542,6 +542,10 @@ class Refusals(Check):
             dict(micro_batch=2, micro_batches=3, batch_tokens=100),
             "--batch-tokens 100 is not --micro-batches x --micro-batch x --seq-len, 120",
         ),
+        (
+            dict(pipeline="auto", micro_batch=2, micro_batches=3, batch_tokens=100),
+            "--batch-tokens 100 is not --micro-batches x --micro-batch x --seq-len, 120",
+        ),
         (dict(micro_batches=-1), "--micro-batches"),
         (dict(micro_batches="3x"), "--micro-batches"),
         (dict(micro_batches=1 << 62, batch_tokens=None), "--micro-batches"),

@@ -310,6 +310,7 @@ class Plan(unittest.TestCase):
             ([], "", "which model"),
             ([], "gpt", "no model"),
             (["--micro-batch", "3"], "bert-48", "multiple"),
+            (["--micro-batch", "2", "--micro-batches", "3"], "bert-48", "--micro-batches x"),
             (["--recompute", "block"], "bert-48", "--recompute"),
             (
                 ["--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--recompute", "block"],
@@ -320,6 +321,13 @@ class Plan(unittest.TestCase):
             run = plan(*flags, model=model)
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(word, run.stderr)
+
+    def test_useless(self):
+        """What a profile makes useless is told, beside the answer that it does not change."""
+        plain, told = plan("--json"), plan("--json", "--model", "d6", "--optimizer", "muon")
+        self.assertEqual((told.returncode, told.stdout), (0, plain.stdout))
+        notes = re.findall(r"(?m)^note: --(\S+) has no effect: --profile says what", told.stderr)
+        self.assertEqual((notes, plain.stderr), (["model", "optimizer"], ""))
 
 
 class Experts(unittest.TestCase):
@@ -342,6 +350,9 @@ class Experts(unittest.TestCase):
     def check_way(self, one, words, ranks, samples):
         """The flags of a way give what was said of it."""
         flags, said = shlex.split(one["flags"]), one["predicted"]
+        spec = ",".join(f"{stage['units']}:{stage['replicas']}" for stage in one["stages"])
+        spec = spec if len(one["stages"]) > 1 else "1"
+        self.assertEqual(flags[flags.index("--pipeline") + 1], spec, one)
         found = json.loads(self.ask(*words, "--dry-run", "--json", *flags))["predicted"]
         for key in ("step_ms", "tokens_per_s", "tflops", "mfu", "fits", "all_to_all_ms", "uneven"):
             self.assertEqual(said.get(key), found.get(key), (key, one))
