@@ -236,7 +236,9 @@ static inline void cyclic_fill_routes(StatePlan *s) {
                   owner = cyclic_owner(p, stage);
         const P2pStorage x = {
             .owner = owner,
-            .keeper = p->mode == CYCLIC_ZERO ? owner : cyclic_rank(p, 0, stage),
+            .keeper = cyclic_fresh(p, 0, stage) ? -1
+                      : p->mode == CYCLIC_ZERO  ? owner
+                                                : cyclic_rank(p, 0, stage),
             .stage = stage,
             .grad_slot = p->mode == CYCLIC_DATA ? stage : stage % 2,
             .several = cyclic_by_micro(p) || cyclic_width(p, stage) > 1,

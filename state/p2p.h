@@ -284,7 +284,7 @@ static inline void store_send_all(Store *s) {
         }
         if (!s->plan.rows[i].places) { continue; }
         char *other = store_at(s, STATE_PREVIOUS, i, s->flight.progress[i].version + 1);
-        if (other != store_newest(s, i) && !s->flight.knows_previous) {
+        if (other != store_newest(s, i) && !s->flight.progress[i].knows_previous) {
             ops_copy(s->memory.stream, other, store_newest(s, i), bytes);
         }
     }

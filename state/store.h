@@ -83,6 +83,7 @@ typedef struct {
     // p2p: newest version that is stored here or posted. It counts steps, also those without an
     // update
     int64_t version;
+    bool knows_previous;                     // p2p: the version before the newest was loaded, too
     PendingRequests requests[REQUEST_KINDS]; // p2p
 } StorageProgress;
 
@@ -111,7 +112,6 @@ typedef struct {
     int pieces_added; // pieces of gradients added so far to sums on the host
     HostTraffic copied;
     int64_t disk_read, disk_written; // bytes, by training steps
-    bool knows_previous;             // p2p: the version before the newest was loaded, too
     bool in_deferred;                // a deferred operation is running (p2p.h)
     bool *head_begun;                // p2p: [heads] a gradient of wte has begun in this buffer
     CommRequest *head_coming;        // p2p: [heads] receives the head's part of it

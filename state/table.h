@@ -57,11 +57,12 @@ typedef struct {
 // How the states of a storage travel by p2p messages (cyclic.h). It has one owner, which updates
 // it. Other ranks compute with copies of its parameters, and send it their gradients.
 typedef struct {
-    int owner, keeper; // keeper: saves the version before the newest, if one is kept
-    int stage;         // that it belongs to; wte belongs to the first, and the last uses it, too
-    int grad_slot;     // that receives its sums
-    bool several;      // other ranks send the owner their gradients
-    int *places;       // [ranks] versions of its parameters that each rank keeps: 0, 1 or 2
+    int owner;
+    int keeper;    // saves the version before the newest; -1: no micro-batch uses one
+    int stage;     // that it belongs to; wte belongs to the first, and the last uses it, too
+    int grad_slot; // that receives its sums
+    bool several;  // other ranks send the owner their gradients
+    int *places;   // [ranks] versions of its parameters that each rank keeps: 0, 1 or 2
 } P2pStorage;
 
 // A storage: who uses it, which ranks own it, how it is cut, what the policies decide about it, its

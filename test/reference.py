@@ -554,6 +554,12 @@ class Run:
             self.delink()
             self.delinked = None  # its rate is that of a new run
 
+    def resume(self, flags):
+        """Goes on with other flags. A checkpoint has the version before the newest of what the
+        first micro-batch uses in that one; of the others both are the newest."""
+        self.before = self.versions(1)
+        self.f.update(flags)
+
     def factors(self, g, norm):
         """Of each storage: what clipping makes of its gradient."""
         clip, storages = self.f["grad-clip"], self.storages()

@@ -10,7 +10,8 @@
                   the last; and that the rule acts: without it the reference's run is another one
     Random        random combinations of rules, on random layouts
     Private       clipped gradients of single samples, over several steps
-    Chains        a run that shares, then one that begins with its checkpoint
+    Chains        a run that shares, then one that begins with its checkpoint; a cyclic run,
+                  then one by another rule
     Evaluations   validation losses, bits per byte, texts at a temperature
     Numbers       initial values, tokens a second, MFU
     Precision     what --dtype bf16 rounds
@@ -614,7 +615,8 @@ class Private(Check):
 
 # ------------------------------------------------------------------------------------------------
 class Chains(Check):
-    """A run that shares, then one that begins with its checkpoint, and may delink."""
+    """A run that shares, then one that begins with its checkpoint, and may delink. A cyclic run,
+    then one that goes on by another rule."""
 
     FIRST = dict(
         SHARED_ADAM, share="2x2", steps=3, lr_schedule="linear", final_lr_fraction=0.2, warmup=2
@@ -643,6 +645,40 @@ class Chains(Check):
             self.assert_same(self.found(job), expected, model, ours.f["optimizer"], changes)
 
         at_once(follow, [dict(), dict(delink=1), dict(delink=1, delink_moments="reset")])
+
+    ANOTHER_RULE = (
+        dict(cyclic="v1"), dict(cyclic="v1", cyclic_stages=3), dict(cyclic_stages=3),
+        dict(cyclic_slack=1), dict(cyclic_cut="5,1"),
+    )
+
+    def test_another_rule(self):
+        """In any mode before and after: what v2 used in its newest version alone, and is used in an
+        old one now, has no other version at first."""
+        first = dict(BASE, **{**V2, "cyclic_stages": 2})
+        model, data = random_model(), shard(TOKENS)
+        path = put("model.bin", reference.model_bytes(CONFIG, model))
+
+        def part(mode, **flags):
+            ranks = 1 if mode == "single" else flags["cyclic_stages"]
+            return run(ranks, **{**flags, "cyclic_mode": mode})
+
+        def check(case):
+            changes, before, after = case
+            out, export = (os.path.join(scratch(), name) for name in ("out", "export.bin"))
+            flags = dict(first, model=path, train=data, val=data, out=out, save_every=3)
+            part(before, **flags)
+            shutil.rmtree(harness.checkpoint(out, first["steps"]))
+            job = part(after, **{**flags, **changes, "resume": 1, "export": export})
+            job.export = export
+            ours = Run(CONFIG, model, Samples(TOKENS, T), dashed(first))
+            for _ in range(3):
+                ours.step()
+            ours.resume(dashed(changes))
+            expected = [ours.step() for _ in range(first["steps"] - 3)], ours.file()
+            self.assert_same(self.found(job), expected, model, "sgd", case)
+
+        modes = "single", "data", "model", "zero"
+        at_once(check, sample(itertools.product(self.ANOTHER_RULE, modes, modes), 6))
 
 
 # ------------------------------------------------------------------------------------------------
