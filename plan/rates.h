@@ -284,10 +284,7 @@ static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm
     rates->message_s[link] = fmin(shorter, longer / 2) / 2;
     rates->message_bytes_per_s[link] =
         (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
-    // inside a node a message is a quick copy
-    if (link == LINK_INTER) {
-        rates->lost[link] = measure_lost(begin_sum, &sum, longer, comm, s, rates->flops_per_s);
-    }
+    rates->lost[link] = measure_lost(begin_sum, &sum, longer, comm, s, rates->flops_per_s);
     comm_reset_counters(comm);
     ops_free(sum.data);
     free(sum.bounds);

@@ -218,9 +218,11 @@ static inline Cluster cluster_of_run(Comm *comm, const double *slowness, Stream 
         const double rate = (much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
         if (between) { // the ranks of a node share its link
             c.inter = c.gather = rate * c.ranks;
-            c.overlap = 1 - measure_lost(begin_exchange, &large, longer, comm, s, flops_per_s);
         } else {
             c.intra = rate;
+        }
+        if (between || c.nodes == 1) {
+            c.overlap = 1 - measure_lost(begin_exchange, &large, longer, comm, s, flops_per_s);
         }
         c.latency = fmax(c.latency, 1e6 * shorter);
     }

@@ -38,10 +38,11 @@ typedef struct {
 typedef enum { COLLECTIVES, OUTGOING, INCOMING, LINK, DISK, BESIDE } Beside;
 // Times of a rank.
 typedef struct {
-    double clock;                        // when compute is done
-    double until[BESIDE], slows[BESIDE]; // when what runs beside it is done; ActionCost.slows
-    double busy;                         // time spent computing
-    double sums;                         // when the last part of a sum is where NORM reads it
+    double clock;                       // when compute is done
+    double from[BESIDE], until[BESIDE]; // when what runs beside it begins and is done
+    double slows[BESIDE];               // ActionCost.slows of it
+    double busy;                        // time spent computing
+    double sums;                        // when the last part of a sum is where NORM reads it
     double stats; // when the last step statistics are received, or have left their buffer
     double sent[2][SEND_BUFFERS]; // when outputs, gradients of inputs have left their buffers
     int sends[2];                 // the unit whose output, whose input's gradient is sent
@@ -103,8 +104,9 @@ static inline void simulator_compute(RankTimes *r, double seconds) {
         double speed = 1, until = INFINITY; // the speed is the same until then
         for (int b = 0; b < BESIDE; b++) {
             if (r->until[b] <= r->clock || r->slows[b] == 0) { continue; }
-            speed = max_f64(0, speed - r->slows[b]);
-            until = fmin(until, r->until[b]);
+            const bool runs = r->from[b] <= r->clock;
+            if (runs) { speed = max_f64(0, speed - r->slows[b]); }
+            until = fmin(until, runs ? r->until[b] : r->from[b]);
         }
         const double done = speed > 0 ? fmin(until, r->clock + seconds / speed) : until;
         seconds = done < until ? 0 : seconds - speed * (done - r->clock);
@@ -112,9 +114,12 @@ static inline void simulator_compute(RankTimes *r, double seconds) {
     }
     r->busy += r->clock - began;
 }
-// Occupies what runs beside compute for a message of a rank.
-static inline void simulator_occupy(RankTimes *r, Beside beside, double until, double slows) {
-    r->until[beside] = until;
+// Occupies what runs beside compute of a rank. What begins when the last one is done goes on with
+// it.
+static inline void simulator_occupy(RankTimes *r, Beside beside, double begin, double end,
+                                    double slows) {
+    if (begin > r->until[beside]) { r->from[beside] = begin; }
+    r->until[beside] = end;
     r->slows[beside] = slows;
 }
 // Points to the time at which the buffer is free from which the output of a unit, or the gradient
@@ -137,8 +142,8 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
     const double begin = max_f64(max_f64(me->clock, other->clock),
                                  max_f64(me->until[OUTGOING], other->until[INCOMING])),
                  end = begin + cost.message_s;
-    simulator_occupy(me, OUTGOING, end, cost.slows);
-    simulator_occupy(other, INCOMING, end, cost.slows);
+    simulator_occupy(me, OUTGOING, begin, end, cost.slows);
+    simulator_occupy(other, INCOMING, begin, end, cost.slows);
     if (a->kind == ACT_SEND_FORWARD || a->kind == ACT_SEND_BACKWARD) {
         me->sends[a->kind == ACT_SEND_BACKWARD] = a->unit;
         *simulator_sent(me, a) = end;
@@ -265,7 +270,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         const double from = max_f64(max_f64(me->until[beside], me->clock), there);
         if (cost.compute_s == 0) { begin = from; }
         done = from + cost.message_s;
-        simulator_occupy(me, beside, done, cost.slows);
+        simulator_occupy(me, beside, from, done, cost.slows);
     }
     simulator_leave(s, rank, a, done);
     if (action_is(a->kind, OF_PART)) { simulator_wait(me, done); }

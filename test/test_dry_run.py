@@ -341,6 +341,19 @@ class Time(unittest.TestCase):
             if many == 1:
                 self.assertAlmostEqual(step[1], 200, delta=0.1)
 
+    def test_messages_that_wait(self):
+        """A message takes nothing from its sender before its receiver is there: of 80 that take
+        1 ms, a step that takes many seconds may lose no more than that."""
+        words = ["--model", "arch=nano,layers=4,heads=2,channels=64,vocab=64", "--seq-len", 64]
+        words += ["--pipeline", "2", "--micro-batch", 1, "--dtype", "fp32", "--batch-tokens", 2560]
+        step = {}
+        for overlap in (1, 0):
+            cluster = f"1x2,intra=1e6,tflops=1e-5,memory=1e6,latency=1000,overlap={overlap}"
+            step[overlap] = predict(*words, cluster=cluster)["predicted"]["step_ms"]
+        self.assertGreater(step[1], 10000)
+        self.assertGreaterEqual(step[0], step[1])
+        self.assertLess(step[0], step[1] + 80)
+
 
 class Parts(unittest.TestCase):
     """Replicas of a pipeline that do the same beside each other: one of them is planned."""
