@@ -1,4 +1,4 @@
-// unit_times.h: the seconds of a sample in the model's units. The units themselves are timed if
+// unit_times.h: the seconds of samples in the model's units. The units themselves are timed if
 // that takes little time and memory, since the balance of stages depends on them. One block stands
 // for all.
 #ifndef UNIT_TIMES_H
@@ -73,10 +73,9 @@ static inline double time_shared(Executor *e, Work *work, double once) {
     }
     return seconds_computed() - computed < mostly * spent ? fmax(1, spent / rounds / once) : 1;
 }
-// Runs the units in turns for a while. times->row_s receives the median of each one's seconds, for
-// one sample.
-static inline void time_rounds(Executor *e, Work *work, int64_t rows, double most_s,
-                               UnitTimes *times) {
+// Runs the units in turns for a while. median receives that of each one's seconds.
+static inline void time_rounds(Executor *e, Work *work, double most_s,
+                               double median[UNIT_CLASSES][3]) {
     double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
     int rounds = 0;
     double once = 0;
@@ -88,12 +87,43 @@ static inline void time_rounds(Executor *e, Work *work, int64_t rows, double mos
     for (int i = 0; i < UNIT_CLASSES * 3; i++) {
         for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
         qsort(sorted, rounds, sizeof *sorted, compare_seconds);
-        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / rows;
+        median[i / 3][i % 3] = sorted[(rounds - 1) / 2];
         once += sorted[(rounds - 1) / 2];
     }
     const double longer = time_shared(e, work, once);
-    for (int i = 0; i < UNIT_CLASSES * 3; i++) { times->row_s[i / 3][i % 3] *= longer; }
-    times->known = true;
+    for (int i = 0; i < UNIT_CLASSES * 3; i++) { median[i / 3][i % 3] *= longer; }
+}
+// Returns what a pass takes whatever its samples, and what each sample adds, from the seconds of
+// passes of two numbers of samples. Those of many are kept exactly; if fewer samples take longer,
+// or the same number was timed, all is counted by sample.
+static inline UnitTimes unit_times_between(int64_t many, double of_many[UNIT_CLASSES][3],
+                                           int64_t few, double of_few[UNIT_CLASSES][3]) {
+    UnitTimes times = {.known = true};
+    for (int c = 0; c < UNIT_CLASSES; c++) {
+        for (int k = 0; k < 3; k++) {
+            const double mean = of_many[c][k] / (double)many, more = of_many[c][k] - of_few[c][k];
+            const double each = few < many && more > 0 ? more / (double)(many - few) : mean;
+            times.row_s[c][k] = fmin(mean, each);
+            times.pass_s[c][k] = of_many[c][k] - (double)many * times.row_s[c][k];
+        }
+    }
+    return times;
+}
+// Times the units with `rows` samples, and with a quarter of them. work: of `rows` samples; it is
+// changed.
+static inline UnitTimes time_sizes(Executor *e, Work *work, int64_t rows, double most_s) {
+    const int64_t fewer = max_i64(1, rows / 4);
+    double all[UNIT_CLASSES][3], part[UNIT_CLASSES][3];
+    time_rounds(e, work, most_s, all);
+    memcpy(part, all, sizeof part);
+    if (fewer < rows) {
+        for (int u = 0; u < UNIT_CLASSES; u++) {
+            work[u].rows = fewer;
+            work[u].N = fewer * work[u].T;
+        }
+        time_rounds(e, work, most_s / 2, part);
+    }
+    return unit_times_between(rows, all, fewer, part);
 }
 // Times the embedding, one block and the head with micro-batches of shape->rows samples, or fewer
 // if these take long. Does nothing if even one sample takes very long, or if the times are known.
@@ -141,7 +171,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
         }
         time_unit(&e, &work[u], seconds);
     }
-    if (times) { time_rounds(&e, work, small.rows, MOST_S, times); }
+    if (times) { *times = time_sizes(&e, work, small.rows, MOST_S); }
     for (int c = 0; c < 2 * STORAGE_CLASSES; c++) { ops_free(states[c]); }
     ops_free(mine.workspace);
     executor_free(&e);

@@ -4,6 +4,7 @@
 #include "ops/cpu/ops_cpu.h"
 #include "plan/forecast.h"
 #include "plan/rates.h"
+#include "plan/unit_times.h"
 #include "base/readable.h"
 
 #include "harness.h"
@@ -153,11 +154,34 @@ static void test_readable(void **state) {
     }
 }
 
+// Of passes of two numbers of samples: 3 s and 2 s a sample are found again; what fits no such sum
+// is counted by sample.
+static void test_times_of_two_sizes(void **state) {
+    (void)state;
+    double many[UNIT_CLASSES][3], few[UNIT_CLASSES][3];
+    for (int c = 0; c < UNIT_CLASSES; c++) {
+        for (int k = 0; k < 3; k++) {
+            many[c][k] = 3 + 2 * 8;
+            few[c][k] = 3 + 2 * 2;
+        }
+    }
+    few[UNIT_BLOCK][0] = 20; // longer, though fewer
+    few[UNIT_BLOCK][1] = 1;  // shorter than their share
+    const UnitTimes t = unit_times_between(8, many, 2, few),
+                    one = unit_times_between(1, many, 1, few);
+    assert_true(t.known && t.row_s[UNIT_HEAD][2] == 2 && t.pass_s[UNIT_HEAD][2] == 3);
+    for (int k = 0; k < 2; k++) {
+        assert_true(t.row_s[UNIT_BLOCK][k] == 19 / 8.0 && t.pass_s[UNIT_BLOCK][k] == 0);
+    }
+    assert_true(one.row_s[UNIT_HEAD][0] == 19 && one.pass_s[UNIT_HEAD][0] == 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow_product),      cmocka_unit_test(test_slow_copy),
         cmocka_unit_test(test_slow_instructions), cmocka_unit_test(test_peak),
-        cmocka_unit_test(test_products_beside),   cmocka_unit_test(test_readable),
+        cmocka_unit_test(test_products_beside),   cmocka_unit_test(test_times_of_two_sizes),
+        cmocka_unit_test(test_readable),
     };
     return cmocka_run_group_tests_name("rates", tests, NULL, NULL);
 }
