@@ -161,6 +161,7 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
     ZeroMessage m[2];
     ActionCost cost = {0, 0};
     const double times = action_is(a->kind, OF_PART) ? 1 + c->uneven : 1;
+    double lost_s = 0;
     for (int k = action_messages(store, a, c->shape, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t of_matrices[LINK_KINDS];
@@ -176,10 +177,10 @@ static inline ActionCost collectives_cost(const Costs *c, const StatePlan *store
             const double seconds = times * sent[l] / c->rates.message_bytes_per_s[l] +
                                    (goes[l] ? c->rates.message_s[l] : 0);
             cost.message_s += seconds;
-            cost.slows += c->rates.lost[l] * seconds; // in seconds yet
+            lost_s += c->rates.lost[l] * seconds;
         }
     }
-    cost.slows /= cost.message_s > 0 ? cost.message_s : 1;
+    cost.slows = lost_s > 0 ? lost_s / cost.message_s : 0;
     return cost;
 }
 // Returns the cost of a PREFETCH or REDUCE on a rank: what is brought from its host, its messages,

@@ -456,7 +456,7 @@ class Forecast(harness.TestCase):
                 ["--model", "gpt2:1558M", "--zero", 3, "--micro-batch", 32],
                 "; --recompute block would fit",
             ),
-            (["--model", "gpt3:175B"], " GiB"),
+            (["--model", "gpt3:175B"], " TiB"),
         ):
             words += ["--dry-run", "--seq-len", 1024, "--cluster", "1x8,gpu=a100,capacity=24"]
             line = [s for s in run(*words).stdout.splitlines() if s.startswith("memory  ")][0]

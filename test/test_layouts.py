@@ -350,7 +350,7 @@ class Drawn:
         "beta1 beta2 cyclic_stages dp_clip dp_delta dp_epsilon dp_key dp_show_private "
         "dp_windows_per_document eps grad_clip lr_last_part muon_lr muon_momentum "
         "muon_momentum_warmup muon_steps muon_weight_decay zero_gradient_bits "
-        "delink device_memory host_memory"
+        "delink device_memory host_memory sample_every sample_tokens temperature top_k top_p"
     ).split()
 
     def pairs(self):

@@ -21,6 +21,7 @@ Standard library only.
 import os
 import random
 import shutil
+import unittest
 
 import harness
 from harness import (
