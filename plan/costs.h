@@ -194,7 +194,8 @@ static inline ActionCost message_cost(const Costs *c, const StatePlan *store, co
     cost.compute_s += quantization_traffic(store, a->storage, a->kind == ACT_REDUCE, a->secondary) /
                       c->rates.bytes_per_s;
     cost.message_s += messages.message_s;
-    cost.slows = messages.slows;
+    // the copy from the host slows nothing
+    cost.slows = messages.slows > 0 ? messages.slows * messages.message_s / cost.message_s : 0;
     return cost;
 }
 // Returns the seconds of an update, or of one piece if there are several. With p2p parameters only

@@ -23,7 +23,7 @@
 // a flag of generated text alone; --sample-every 0 says that there is to be none
 #define OF_SAMPLES(X, name, field)                                                                 \
     X(name, "sample-every", GIVEN(field) && !GIVEN(sample_every) && !options_prompts(g),           \
-      "needs it or --prompt; 0 says that no text is wanted")
+      "no text is asked for: give it (with 0 such flags may stay) or --prompt")
 // clang-format off
 #define OPTION_PAIR_TABLE(X)                                                                       \
     X("resume", "out", o->resume && !*o->out,                                                      \
@@ -192,7 +192,8 @@
       o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP,                            \
       "replace-one is accounted by prv")                                                           \
     X("pipeline", "dp-noise", (options_plans(o) || o->plan) && PRIVATE,                            \
-      "(or --dp-epsilon) auto and --plan do not know what clipping takes: give the stages")        \
+      "(or --dp-epsilon) auto and --plan do not know what clipping takes: give a run the "         \
+      "stages")                                                                                    \
     X("pipeline-schedule", "dp-noise", o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && PRIVATE,    \
       "(or --dp-epsilon) zero-bubble does not know when factors come: choose dapple")              \
     X("pipeline-schedule", "pipeline", GIVEN(pipeline_schedule) && !options_gives_stages(o),       \

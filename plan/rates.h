@@ -41,7 +41,7 @@ typedef struct {
     // tokens of a micro-step with which products reach half of their rate
     double half_tokens;
     double attention_flops_per_s; // 0: attention is as fast as products of so many tokens
-    // share of a message's time in which its rank cannot compute, because its cores move the bytes
+    // share of its speed that a rank which computes loses to a message: cores move the bytes
     double lost[LINK_KINDS];
     // rates between host and device, in each direction; of the host's memory with this rank's
     // threads (offload.h); 0: not measured

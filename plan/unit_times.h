@@ -73,9 +73,10 @@ static inline double time_shared(Executor *e, Work *work, double once) {
     }
     return seconds_computed() - computed < mostly * spent ? fmax(1, spent / rounds / once) : 1;
 }
-// Runs the units in turns for a while. median receives that of each one's seconds.
-static inline void time_rounds(Executor *e, Work *work, double most_s,
-                               double median[UNIT_CLASSES][3]) {
+// Runs the units in turns for a while. median receives that of each one's seconds. Returns the sum
+// of these.
+static inline double time_rounds(Executor *e, Work *work, double most_s,
+                                 double median[UNIT_CLASSES][3]) {
     double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
     int rounds = 0;
     double once = 0;
@@ -90,8 +91,7 @@ static inline void time_rounds(Executor *e, Work *work, double most_s,
         median[i / 3][i % 3] = sorted[(rounds - 1) / 2];
         once += sorted[(rounds - 1) / 2];
     }
-    const double longer = time_shared(e, work, once);
-    for (int i = 0; i < UNIT_CLASSES * 3; i++) { median[i / 3][i % 3] *= longer; }
+    return once;
 }
 // Returns what a pass takes whatever its samples, and what each sample adds, from the seconds of
 // passes of two numbers of samples. Those of many are kept exactly; if fewer samples take longer,
@@ -114,7 +114,7 @@ static inline UnitTimes unit_times_between(int64_t many, double of_many[UNIT_CLA
 static inline UnitTimes time_sizes(Executor *e, Work *work, int64_t rows, double most_s) {
     const int64_t fewer = max_i64(1, rows / 4);
     double all[UNIT_CLASSES][3], part[UNIT_CLASSES][3];
-    time_rounds(e, work, most_s, all);
+    const double longer = time_shared(e, work, time_rounds(e, work, most_s, all));
     memcpy(part, all, sizeof part);
     if (fewer < rows) {
         for (int u = 0; u < UNIT_CLASSES; u++) {
@@ -123,12 +123,16 @@ static inline UnitTimes time_sizes(Executor *e, Work *work, int64_t rows, double
         }
         time_rounds(e, work, most_s / 2, part);
     }
+    for (int i = 0; i < UNIT_CLASSES * 3; i++) {
+        all[i / 3][i % 3] *= longer;
+        part[i / 3][i % 3] *= longer;
+    }
     return unit_times_between(rows, all, fewer, part);
 }
 // Times the embedding, one block and the head with micro-batches of shape->rows samples, or fewer
-// if these take long. Does nothing if even one sample takes very long, or if the times are known.
-// times = NULL: runs each unit once without timing, so that the device's library sees its products.
-// All ranks call it at the same time.
+// if these take long, and with a quarter of them. Does nothing if even one sample takes very long,
+// or if the times are known. times = NULL: runs each unit once without timing, so that the device's
+// library sees its products. All ranks call it at the same time.
 static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape,
                               double flops_per_s, Stream *s) {
     const double MOST_S = 0.3;

@@ -251,8 +251,11 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
     rates->flops_per_s = measure_flops(s);
     comm_barrier(comm); // all at the same time: they may share memory and cores
     time_units(&rates->units, m, shape, rates->flops_per_s, s);
-    const double *block = rates->units.row_s[UNIT_BLOCK],
-                 mine = block[ACT_FORWARD] + block[ACT_BACKWARD_INPUT] + block[ACT_BACKWARD_WEIGHT];
+    double mine = 0; // of a block
+    for (int k = 0; k < 3; k++) {
+        mine += (double)shape->rows * rates->units.row_s[UNIT_BLOCK][k] +
+                rates->units.pass_s[UNIT_BLOCK][k];
+    }
     comm_all_gather_small(comm, &mine, slowness, sizeof mine);
     for (int r = 1; r < comm->ranks; r++) {
         if (slowness[r] * SPEEDS_ALIKE < slowness[0] && slowness[r] < slowness[root]) { root = r; }

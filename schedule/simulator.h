@@ -114,13 +114,15 @@ static inline void simulator_compute(RankTimes *r, double seconds) {
     }
     r->busy += r->clock - began;
 }
-// Occupies what runs beside compute of a rank. What begins when the last one is done goes on with
-// it.
+// Occupies what runs beside compute of a rank. What is left of the last message and this one count
+// as one, which slows as much as both.
 static inline void simulator_occupy(RankTimes *r, Beside beside, double begin, double end,
                                     double slows) {
-    if (begin > r->until[beside]) { r->from[beside] = begin; }
+    const double left = max_f64(0, r->until[beside] - max_f64(r->from[beside], r->clock));
+    if (left == 0) { r->from[beside] = begin; }
+    const double both = end - max_f64(r->from[beside], left > 0 ? r->clock : begin);
+    if (both > 0) { r->slows[beside] = (r->slows[beside] * left + slows * (end - begin)) / both; }
     r->until[beside] = end;
-    r->slows[beside] = slows;
 }
 // Points to the time at which the buffer is free from which the output of a unit, or the gradient
 // of its input, is sent; NULL if it stays on this rank.

@@ -25,7 +25,7 @@ and one for messages. Its constants are here:
             direction
     FITTED  to FIT_ROW: the share of the links' 12.5 GB/s that arrives, the tokens at which products
             reach half of their rate, and the
-            share of messages' time in which the 18B computes undisturbed
+            share of its speed with which the 18B computes beside messages
     none    of it for the larger models: DeepSpeed keeps at most 1e9 gathered parameters (its
             default). Two of the 18B's layers are that
             many; of the other models' not one (1.8e9), or one (8e8), which leaves no room to gather

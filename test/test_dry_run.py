@@ -354,6 +354,25 @@ class Time(unittest.TestCase):
         self.assertGreaterEqual(step[0], step[1])
         self.assertLess(step[0], step[1] + 80)
 
+    def test_what_slows(self):
+        """Copies from the host slow nothing, and messages that are short or empty change nothing of
+        what others in flight slow: the last figures are those of a simulation that keeps each
+        message apart."""
+        words = ["--model", "arch=llama,layers=6,heads=4,channels=256,vocab=512", "--seq-len", 64]
+        words += ["--micro-batch", 2, "--batch-tokens", 1024, "--dtype", "fp32", "--zero", 3]
+        experts = words + ["--expert-parallel", 4]
+        experts[1] = "arch=llama,layers=4,heads=4,channels=256,vocab=512,experts=4,top_k=2"
+        experts[1] += ",expert_ffn=256"
+        rates = "tflops=0.05,memory=50,"
+        copies = []
+        for overlap, expected in ((0, 120.06), (0.5, 110.15), (1, 100.32)):
+            cluster = f"2x2,intra=2,inter=1,{rates}overlap={overlap}"
+            found = predict(*experts, cluster=cluster)["predicted"]["step_ms"]
+            self.assertAlmostEqual(found, expected, delta=0.01)
+            cluster = f"1x4,intra=1000,link=0.3,host=20,{rates}overlap={overlap}"
+            copies.append(predict(*words, "--offload", "params", cluster=cluster)["predicted"])
+            self.assertAlmostEqual(copies[-1]["step_ms"], copies[0]["step_ms"], delta=0.2)
+
 
 class Parts(unittest.TestCase):
     """Replicas of a pipeline that do the same beside each other: one of them is planned."""
