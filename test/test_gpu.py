@@ -805,7 +805,7 @@ class Ranks(TestCase):
         self.assertRegex(
             said,
             r"NCCL: remote process exited or there was a network error: \w+, in (no collective|"
-            r"(\w+ of \w+ \d|numbers), step \d)\n",
+            r"(\w+ of \w+ \d|numbers|broadcast), step \d)\n",
         )
 
 
