@@ -161,7 +161,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
     s->flight.pending =
         resumes && pending && store_delays(&s->plan) && filled[STATE_GRADIENT * from->storages] > 0;
-    // that run may have used a storage in its newest version alone, in which this one is delayed
+    // what no micro-batch of that run used in an older version has none there
     for (int i = 0; i < s->plan.model->storages; i++) {
         s->flight.progress[i].knows_previous =
             resumes && filled[STATE_PREVIOUS * from->storages + i] > 0;

@@ -264,9 +264,8 @@ static inline double product_seconds(const Costs *c, UnitClass class_of_unit, do
 static inline double compute_seconds(const Costs *c, const Action *a) {
     if (c->rates.units.known && !c->clip.on) {
         const ActionKind kind = a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind;
-        const UnitTimes *times = &c->rates.units;
-        const UnitClass unit = gpt_unit_class(c->model, a->unit);
-        return a->rows * times->row_s[unit][kind] + (a->rows > 0 ? times->pass_s[unit][kind] : 0);
+        return unit_pass_s(&c->rates.units, gpt_unit_class(c->model, a->unit), kind,
+                           (double)a->rows);
     }
     double tokens = a->rows * c->T, C = gpt_width(c->model);
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
@@ -342,8 +341,8 @@ static inline double unit_times_all(const GptModel *m, const UnitTimes *times, d
     double seconds = 0;
     for (int c = 0; c < UNIT_CLASSES; c++) {
         for (int k = 0; k < 3; k++) {
-            seconds += (c == UNIT_BLOCK ? (double)m->config.layers : 1) *
-                       (rows * times->row_s[c][k] + times->pass_s[c][k]);
+            seconds +=
+                (c == UNIT_BLOCK ? (double)m->config.layers : 1) * unit_pass_s(times, c, k, rows);
         }
     }
     return seconds;

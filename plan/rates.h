@@ -27,6 +27,10 @@ typedef struct {
     // however few its samples are
     double row_s[UNIT_CLASSES][3], pass_s[UNIT_CLASSES][3];
 } UnitTimes;
+// Returns the seconds of a pass of `rows` samples. kind: place in row_s.
+static inline double unit_pass_s(const UnitTimes *t, int unit_class, int kind, double rows) {
+    return rows > 0 ? rows * t->row_s[unit_class][kind] + t->pass_s[unit_class][kind] : 0;
+}
 typedef struct {
     double flops_per_s; // matrix products on this rank, with all its threads
     double bytes_per_s; // streaming memory

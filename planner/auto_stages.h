@@ -253,8 +253,7 @@ static inline UnitTimes times_measured_here(const GptModel *m, const ExecutorSha
     time_units(&rates->units, m, shape, rates->flops_per_s, s);
     double mine = 0; // of a block
     for (int k = 0; k < 3; k++) {
-        mine += (double)shape->rows * rates->units.row_s[UNIT_BLOCK][k] +
-                rates->units.pass_s[UNIT_BLOCK][k];
+        mine += unit_pass_s(&rates->units, UNIT_BLOCK, k, (double)shape->rows);
     }
     comm_all_gather_small(comm, &mine, slowness, sizeof mine);
     for (int r = 1; r < comm->ranks; r++) {

@@ -103,7 +103,8 @@ static inline void fit_apply(const FitWay *w, int64_t batch_tokens, Options *o) 
     o->batch_tokens = batch_tokens;
     o->micro_batches = 0;
 }
-// Writes the flags to type.
+// Writes the flags to type. A plan's give its stages, even if it is one: --pipeline auto would
+// search again.
 static inline void fit_text(const Fit *f, const FitWay *w, char *text, size_t bytes) {
     static const char *const offloads[] = {"auto", "none", "optimizer", "params", "all"};
     const Options *o = &f->config->options;

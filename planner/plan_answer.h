@@ -404,7 +404,8 @@ static inline StagePlan planner_report(FILE *to, PlanTask *t, const Options *o) 
     free(a);
     return best;
 }
-// Tells on standard error which flags --profile makes useless. A sweep may give them to all runs.
+// Prints on standard error which flags have no effect with --profile. A sweep may give them to all
+// runs.
 static inline void planner_note_useless(const OptionsGiven *given) {
     static const int useless[] = {
         OPTION_INDEX_model,

@@ -118,9 +118,10 @@ static inline void simulator_compute(RankTimes *r, double seconds) {
 // as one, which slows as much as both.
 static inline void simulator_occupy(RankTimes *r, Beside beside, double begin, double end,
                                     double slows) {
-    const double left = max_f64(0, r->until[beside] - max_f64(r->from[beside], r->clock));
+    const double start = max_f64(r->from[beside], r->clock),
+                 left = max_f64(0, r->until[beside] - start);
     if (left == 0) { r->from[beside] = begin; }
-    const double both = end - max_f64(r->from[beside], left > 0 ? r->clock : begin);
+    const double both = end - (left > 0 ? start : begin);
     if (both > 0) { r->slows[beside] = (r->slows[beside] * left + slows * (end - begin)) / both; }
     r->until[beside] = end;
 }
